@@ -17,11 +17,15 @@ HOURS ?= 8
 MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-packet -p cyclone-pmkv-cm \
 	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper
 # The simulator by itself has no RocksDB in it: it can be built for speed.
+# The unit tests of everything below the program, without RocksDB.
+CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --lib -p cyclone-allocator -p cyclone-pmem \
+	-p cyclone-wire -p cyclone-wal -p cyclone-packet -p cyclone-consensus -p cyclone-store -p cyclone-replica -p cyclone-gateway \
+	-p cyclone-client -p cyclone-pmkv
 FAST := --profile sim --locked -p cyclone-sim
 SIM := $(TARGET)/sim/cyclone-sim
 
-.PHONY: stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
-	bench-peers clean setup setup-tests build fmt lint layout unit system deny
+.PHONY: check stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
+	bench-peers redis-suite clean setup setup-tests build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -41,6 +45,11 @@ test: setup-tests fmt lint layout unit stores dpdk simulate system
 fmt:
 	cargo fmt --all --check
 
+# For the edit cycle: formatting, lints, layout, and the unit tests that need no RocksDB.
+check: fmt layout
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo test $(CHECK)
+
 lint:
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-fabric -p cyclone-replication --all-targets -- -D warnings
@@ -49,6 +58,9 @@ lint:
 
 layout:
 	@scripts/layout.sh
+	@scripts/examples.sh
+	@python3 scripts/columns.py
+	@python3 scripts/cycles.py
 
 # Unit, integration and documentation tests; the crash and fault tests print their seeds.
 unit:
@@ -106,6 +118,10 @@ mutants: setup
 system:
 	scripts/redis-clients.sh $(BIN)
 
+# Redis' own tests (Debian's source package) against a real cluster; tests/redis-suite/expected.txt lists those that fail, with reasons.
+redis-suite: setup-tests build
+	scripts/redis-suite.sh $(BIN) $(UNITS)
+
 bench: build
 	$(BIN) bench put
 
@@ -124,13 +140,14 @@ bench-net-dpdk: bench-net
 # Installs etcd, dragonboat and Redis (nothing system-wide), then measures them beside us.
 bench-peers: setup-tests build
 	scripts/bench-peers.sh
-	$(BIN) bench figures --figure peers $(if $(QUICK),--quick) --out $(TARGET)/bench-peers
+	$(BIN) bench figures --figure peers $(if $(QUICK),--quick --minutes 10) --out $(TARGET)/bench-peers
 
-# The papers' figures, as far as this machine can: about four hours; QUICK=1 takes minutes. Goes on with what was ended early: a result of
-# the same plan and source stays.
+# The figures of docs/figures (cyclone fig. 1 and 8 to 20, rowan fig. 9 and 16, YCSB, peers): about four
+# hours; QUICK=1 takes about a quarter of an hour. Goes on with what was ended early: a result of the same
+# plan and source stays.
 figures: setup-tests build
 	scripts/bench-peers.sh || echo "some peers are missing: their lines are skipped"
-	$(BIN) bench figures --missing $(if $(QUICK),--quick --out $(TARGET)/figures-quick)
+	$(BIN) bench figures --missing $(if $(QUICK),--quick --minutes 60 --out $(TARGET)/figures-quick)
 
 # Licences and advisories of every dependency (needs cargo-deny).
 deny:

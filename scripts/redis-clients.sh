@@ -10,40 +10,7 @@ for tool in redis-cli redis-benchmark; do
     command -v "$tool" >/dev/null || { echo "redis-clients: $tool is missing" >&2; exit 1; }
 done
 python=$(scripts/python-env.sh)
-work=$(mktemp -d)
-
-# Prints one field of the cluster's description; several values on lines of their own.
-describe() {
-    "$python" -c "import json, sys; cluster = json.load(open(sys.argv[1])); print(*($1), sep='\n')" "$work/cluster.json"
-}
-
-cleanup() {
-    local status=$? pids=() regions
-    # Empty when the start failed: then it has ended its nodes itself.
-    if [ -s "$work/cluster.json" ]; then
-        mapfile -t pids < <(describe "node['pid'] for node in cluster['nodes']")
-        regions=$(describe "[cluster['regions']]")
-        kill "${pids[@]}" 2>/dev/null || true
-        local patience=100
-        for pid in "${pids[@]}"; do
-            while kill -0 "$pid" 2>/dev/null; do
-                sleep 0.05
-                patience=$((patience - 1))
-                if [ "$patience" -eq 0 ]; then kill -9 "${pids[@]}" 2>/dev/null || true; fi
-            done
-        done
-        rm -rf "$regions"
-    fi
-    if [ "$status" -ne 0 ]; then
-        echo "redis-clients: failed with status $status" >&2
-        tail -n 5 "$work"/cluster/node*.log >&2 || true
-    fi
-    rm -rf "$work"
-}
-trap cleanup EXIT
-# So that a signal is acted on only when the running command has ended, and the description of the cluster is there.
-trap 'exit 130' INT
-trap 'exit 143' TERM
+source scripts/test-cluster.sh
 
 # Answers must be exactly these; what came instead is shown.
 same() {
@@ -54,7 +21,7 @@ same() {
 }
 
 # Calm: one leader throughout, also on a busy machine. Failovers are the kill test's business.
-"$bin" cluster start --directory "$work/cluster" --first-port 7301 --election-ms 2000 --logs 4 >"$work/cluster.json"
+start_cluster --first-port 7301 --election-ms 2000 --logs 4
 mapfile -t nodes < <(describe "node['redis'] for node in cluster['nodes']")
 leader=$(describe "node['redis'].split(':')[1] for node in cluster['nodes'] if node['leads']")
 follower=$(describe "[node['redis'].split(':')[1] for node in cluster['nodes'] if not node['leads']][:1]")

@@ -33,6 +33,9 @@ if [ "${1:-}" = tests ]; then
     need openssl command -v openssl
     # The judge of our replies.
     need redis-server command -v redis-server
+    # Redis' own tests (make redis-suite), and by which key their package is checked.
+    need tcl command -v tclsh
+    need debian-archive-keyring test -e /usr/share/keyrings/debian-archive-keyring.gpg
     # The configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
     need etcd-server command -v etcd
     need zookeeper installed zookeeper

@@ -1,5 +1,5 @@
-//! With the feature `dpdk`: compiles the shim (`src/dpdk/shim.c`), because most of DPDK's interface is inline functions.
-//! Without it: nothing.
+//! With the feature `dpdk`: compiles the shim (`src/dpdk/shim.c`), because most of DPDK's interface
+//! is inline functions. Without it: nothing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -30,6 +30,9 @@ fn replicas(which: u8, bytes: &[u8]) {
             }
         }
         2 => {
+            if let Ok(report) = cyclone_wire::bootstrap::Report::decode(bytes) {
+                assert_eq!(written(|out| report.encode(out)), bytes);
+            }
             if let Ok(known) = membership::Known::decode(bytes) {
                 assert_eq!(written(|out| known.encode(out)), bytes);
             }

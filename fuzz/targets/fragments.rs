@@ -1,4 +1,5 @@
-//! Fragments as whoever holds the keys could make them: cut short, overlapping, in circles, of messages that contradict each other.
+//! Fragments as whoever holds the keys could make them: cut short, overlapping, in circles, of
+//! messages that contradict each other.
 #![no_main]
 
 use cyclone_packet::fragment::{Limits, Outcome, Reassembler};

@@ -1,5 +1,5 @@
-//! Whatever datagrams come to a port, from a peer that it knows and from others, without tags in the way: no frame is lost, and another
-//! peer is understood as ever.
+//! Whatever datagrams come to a port, from a peer that it knows and from others, without tags in
+//! the way: no frame is lost, and another peer is understood as ever.
 #![no_main]
 
 use std::net::SocketAddr;

@@ -1,8 +1,9 @@
 //! The programs' allocator: mimalloc, called the way it is fast.
 //!
-//! Its functions for aligned memory find a block at once only where one of just this size is free already, and otherwise
-//! take a larger one, aligned by hand; so most sizes never get blocks of their own. What needs no more than
-//! everything has asks for memory without saying so (docs/adr/0059).
+//! Its functions for aligned memory find a block at once only where one of just this size is free
+//! already, and otherwise take a larger one, aligned by hand; so most sizes never get blocks of
+//! their own. What needs no more than everything has asks for memory without saying so
+//! (docs/adr/0059).
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -11,16 +12,34 @@ use libmimalloc_sys as mi;
 /// Every block of at least so many bytes begins on a multiple of them.
 const NATURAL: usize = 16;
 
+// SAFETY: mimalloc has a function of this name and type (`mi_collect` in mimalloc.h), which may be
+// called at any time.
+unsafe extern "C" {
+    /// Of mimalloc: takes back what other threads have freed of this thread's, and gives free
+    /// memory to the system.
+    safe fn mi_collect(force: bool);
+}
+
+/// Gives the memory that the process has freed back to the system. Mimalloc does so by itself a
+/// second after memory was freed, but only as the process goes on allocating. It takes some
+/// milliseconds for every 100 MiB, so it is nothing for a thread that others wait for. A process
+/// with another allocator has nothing to give.
+pub fn release_free_memory() {
+    mi_collect(true);
+}
+
 /// For `#[global_allocator]`.
 pub struct Allocator;
 
-/// Whether a block of this size is aligned enough by itself: blocks shorter than [`NATURAL`] are aligned to their size.
+/// Whether a block of this size is aligned enough by itself: blocks shorter than [`NATURAL`] are
+/// aligned to their size.
 fn is_natural(size: usize, align: usize) -> bool {
     align <= NATURAL && align <= size
 }
 
-// SAFETY: mimalloc's functions are an allocator's: what they give is large enough, nobody else's, and aligned as asked for, or as
-// every block is, which `is_natural` compares with what is asked for.
+// SAFETY: mimalloc's functions are an allocator's: what they give is large enough, nobody else's,
+// and aligned as asked for, or as every block is, which `is_natural` compares with what is asked
+// for.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -54,7 +73,8 @@ unsafe impl GlobalAlloc for Allocator {
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller gives back what one of these functions gave; the block that takes its place is aligned like a new one.
+        // SAFETY: the caller gives back what one of these functions gave; the block that takes its
+        // place is aligned like a new one.
         unsafe {
             match is_natural(size, layout.align()) {
                 true => mi::mi_realloc(block.cast(), size).cast(),
@@ -68,7 +88,8 @@ unsafe impl GlobalAlloc for Allocator {
 mod tests {
     use super::*;
 
-    /// Every size and alignment: aligned, zeroed if asked for, contents kept when it grows and shrinks.
+    /// Every size and alignment: aligned, zeroed if asked for, contents kept when it grows and
+    /// shrinks.
     #[test]
     fn blocks_are_aligned_and_keep_their_bytes() {
         for align in [1, 2, 4, 8, 16, 32, 64, 4096] {
@@ -77,7 +98,8 @@ mod tests {
                 let mut blocks = Vec::new();
                 // Several of each, so that not only a page's first block is looked at.
                 for round in 0..4 {
-                    // SAFETY: sizes are not 0; each block is written within its size, and given back once with its own layout.
+                    // SAFETY: sizes are not 0; each block is written within its size, and given
+                    // back once with its own layout.
                     unsafe {
                         let block = Allocator.alloc_zeroed(layout);
                         assert!(!block.is_null());

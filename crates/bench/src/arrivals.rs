@@ -1,7 +1,8 @@
-//! In which order what was posted arrives: a network keeps order within a connection, not across connections.
+//! In which order what was posted arrives: a network keeps order within a connection, not across
+//! connections.
 //!
-//! Time is the model's. A store is issued each `gap_ns`; how long it takes is drawn from a log-normal distribution with the
-//! median and the 99th percentile that were measured under load.
+//! Time is the model's. A store is issued each `gap_ns`; how long it takes is drawn from a
+//! log-normal distribution with the median and the 99th percentile that were measured under load.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,8 +20,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Share-KV at its peak: 56 M operations/s, half of them writes to two backups each, over 6 servers (rowan table 2); remote
-    /// persistence as in fig. 11.
+    /// Share-KV at its peak: 56 M operations/s, half of them writes to two backups each, over 6
+    /// servers (rowan table 2); remote persistence as in fig. 11.
     //= rowan §6.3
     pub const PAPER: Network = Network {
         gap_ns: 107,

@@ -1,8 +1,10 @@
-//! `chain`: one write made durable at every member of groups of growing size, by HyperLoop's chains and by chains of
-//! programs that take messages, event-driven and polling (hyperloop §6.1, fig. 10).
+//! `chain`: one write made durable at every member of groups of growing size, by HyperLoop's chains
+//! and by chains of programs that take messages, event-driven and polling (hyperloop §6.1, fig.
+//! 10).
 //!
-//! The client is one pinned thread that polls; members are on the other CPU. Polling members share one thread that looks
-//! at each in turn: they have a CPU to themselves, as far as this machine can give them one.
+//! The client is one pinned thread that polls; members are on the other CPU. Polling members share
+//! one thread that looks at each in turn: they have a CPU to themselves, as far as this machine can
+//! give them one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,13 +19,14 @@ use cyclone_replication::naive::NaiveGroup;
 
 use crate::child::{Role, TOKEN};
 use crate::children::{Initiator, Kid, Launcher, kept_waiting};
-use crate::measure::{Percentiles, Spread, histogram, interleaved, undisturbed};
+use crate::measure::{Percentiles, Spread, histogram, interleaved, tries, undisturbed};
 use crate::output::{Common, Report};
 use crate::plot::{self, Mark, Panel, Series};
 use crate::provider::{self, Provider, Side};
 use crate::stage::{INITIATOR_CPU, START, Stage, backup_cpu, member_key};
 use crate::table::{Table, rounded};
 use crate::verdict::Verdict;
+use crate::workload::Random;
 
 /// Bytes of group memory.
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -55,6 +58,10 @@ pub struct Options {
     /// Milliseconds measured per repetition (default: 400; quick 100).
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub measure_ms: Option<u64>,
+    /// Give initiators a real-time priority, so that other programs do not disturb them; needs the
+    /// right to.
+    #[arg(long)]
+    pub real_time: bool,
     /// Leave out the runs in which the members' CPU is shared with processes that burn it.
     #[arg(long)]
     pub idle_only: bool,
@@ -90,6 +97,13 @@ struct Point {
     is_loaded: bool,
     members: usize,
     carrier: Carrier,
+}
+
+impl Point {
+    fn name(&self) -> String {
+        let (carrier, load) = (self.carrier.name(), load_name(self.is_loaded));
+        format!("{carrier} of {}, {load}", self.members)
+    }
 }
 
 /// What a point's repetitions gave.
@@ -139,21 +153,18 @@ pub fn run(options: &Options, launcher: Launcher) -> Result<()> {
     let mut stage = Stage::new(launcher)?;
     let repetitions = options.repetitions.map_or(3, usize::from);
     let points = points(options);
-    let total = points.len() * repetitions;
-    let mut done = 0;
-    let results = interleaved(&points, repetitions, |point, _| {
-        done += 1;
-        report.progress(&format!(
-            "{done}/{total}: {} of {}, {}",
-            point.carrier.name(),
-            point.members,
-            load_name(point.is_loaded)
-        ));
+    report.expect(points.len() * repetitions);
+    let budget = report.budget();
+    let is_over = |_| budget.is_over();
+    let results = interleaved(&points, repetitions, is_over, |point, _| {
+        report.progress(&point.name());
         undisturbed(
+            tries(options.common.quick),
             |run: &Run| run.disturbed,
             || measure(&mut stage, options, *point),
         )
     })?;
+    report.names_left_out(&points, &results, |point: &Point| point.name());
     let carried_by = results.iter().flatten().find_map(|run| run.carried_by);
     let found: Vec<Found> = points
         .iter()
@@ -162,6 +173,7 @@ pub fn run(options: &Options, launcher: Launcher) -> Result<()> {
             point: *point,
             runs,
         })
+        .filter(|found| !found.runs.is_empty())
         .collect();
     tell(&mut report, &found)?;
     say_what_cannot_be_shown(&report, options, carried_by);
@@ -219,9 +231,10 @@ fn measure_once(stage: &mut Stage, options: &Options, point: Point) -> Result<Ru
     // Under load a single operation may take tens of milliseconds.
     let ms = if point.is_loaded { 4 * ms } else { ms };
     let stop = stage.launcher().stop();
-    let _initiator = Initiator::on(INITIATOR_CPU, options.common.real_time)?;
+    let _initiator = Initiator::on(INITIATOR_CPU, options.real_time)?;
     let (waited, begun) = (kept_waiting(), Instant::now());
-    let latency_ns = drive(&mut *group, options.bytes, Duration::from_millis(ms), stop)?;
+    let time = Duration::from_millis(ms);
+    let latency_ns = drive(&mut *group, options.bytes, time, options.common.seed, stop)?;
     let waited = kept_waiting().saturating_sub(waited);
     Ok(Run {
         latency: Percentiles::of(&latency_ns),
@@ -277,31 +290,35 @@ fn open(stage: &mut Stage, options: &Options, point: Point) -> Result<Opened> {
     Ok((Box::new(group), kids, None))
 }
 
-/// One write and flush after the other, for so long; the first tenth is not counted.
+/// One write and flush after the other, for so long, at places drawn from the seed; the first tenth
+/// is not counted.
 fn drive(
     group: &mut dyn GroupMemory,
     bytes: u64,
     time: Duration,
+    seed: u64,
     stop: &AtomicBool,
 ) -> Result<hdrhistogram::Histogram<u64>> {
     let mut latency_ns = histogram()?;
     let mut events = Vec::new();
+    let mut random = Random::new(seed);
+    let value = random.bytes(bytes as usize);
+    let places = (MEMORY_BYTES / bytes).max(1);
     let begun = Instant::now();
-    let mut round = 0u64;
     loop {
         let started = Instant::now();
         if started - begun > time && !latency_ns.is_empty() {
             return Ok(latency_ns);
         }
-        let places = (MEMORY_BYTES / bytes).max(1);
         let write = GroupOp::Write {
-            offset: round % places * bytes,
-            bytes: vec![round as u8; bytes as usize],
+            offset: random.below(places) * bytes,
+            bytes: value.clone(),
         };
         let posted = Instant::now();
         submit(group, &write, &mut events, posted, stop)?;
         submit(group, &GroupOp::Flush, &mut events, posted, stop)?;
-        // The write's answer and the flush's; the first may have come while the second was submitted.
+        // The write's answer and the flush's; the first may have come while the second was
+        // submitted.
         while events.len() < 2 {
             take(group, &mut events, posted, stop)?;
         }
@@ -309,7 +326,6 @@ fn drive(
         if posted - begun > time / 10 {
             latency_ns.saturating_record(posted.elapsed().as_nanos() as u64);
         }
-        round += 1;
     }
 }
 
@@ -374,7 +390,6 @@ fn tell(report: &mut Report, found: &[Found]) -> Result<()> {
                 2,
             ),
         ]);
-        report.row(&table);
     }
     report.table("chain", &table)?;
     let panels = panels(found);

@@ -1,4 +1,5 @@
-//! One wide line chart as SVG: title, a line of small print, the curves, and the legend beside them, where it covers nothing.
+//! One wide line chart as SVG: title, a line of small print, the curves, and the legend beside
+//! them, where it covers nothing.
 
 mod labels;
 mod marks;

@@ -1,5 +1,5 @@
-//! What the experiments' child processes do: keep a backup or a group's member, be one of two symmetric servers, or burn
-//! a CPU. Parent and child talk in lines of JSON.
+//! What the experiments' child processes do: keep a backup or a group's member, be one of two
+//! symmetric servers, or burn a CPU. Parent and child talk in lines of JSON.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ use crate::provider::{self, Provider, Side};
 pub const TOKEN: Token = Token(0x6379_636c_6f6e_6531);
 /// Memory of an initiator's endpoint, in bytes: it keeps nothing there.
 const INITIATOR_BYTES: u64 = 1 << 20;
-/// How long a backup that sleeps between messages sleeps at most. Messages wake it; segments are posted for ten times as
-/// long ahead.
+/// How long a backup that sleeps between messages sleeps at most. Messages wake it; segments are
+/// posted for ten times as long ahead.
 const NAP: Duration = Duration::from_millis(10);
 
 /// Where and with what a child works.
@@ -72,6 +72,8 @@ pub struct NodeRole {
     pub warm_up_ms: u64,
     /// Milliseconds measured.
     pub measure_ms: u64,
+    /// Of the records' bytes.
+    pub seed: u64,
 }
 
 /// What a child is for.
@@ -328,6 +330,7 @@ fn serve_node(place: &Place, role: &BackupRole, node: &NodeRole, parent: &Parent
         warm_up: Duration::from_millis(node.warm_up_ms),
         measure: Duration::from_millis(node.measure_ms),
         pace: None,
+        seed: node.seed,
         backups: vec![(BackupId(1 - node.server.min(1)), Address(peer.address))],
     };
     let measured = load::run(senders, &load, &parent.ended, &mut |moment| {

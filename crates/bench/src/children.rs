@@ -1,5 +1,6 @@
-//! Processes that an experiment starts: the same program with a hidden subcommand. They are killed and reaped by their
-//! number when dropped, also after an error, and end by themselves when the experiment's process is gone.
+//! Processes that an experiment starts: the same program with a hidden subcommand. They are killed
+//! and reaped by their number when dropped, also after an error, and end by themselves when the
+//! experiment's process is gone.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -22,8 +23,8 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// This very program with the arguments that lead to its hidden subcommand. SIGINT and SIGTERM set the flag that
-    /// every waiting here looks at, so that children are ended in order.
+    /// This very program with the arguments that lead to its hidden subcommand. SIGINT and SIGTERM
+    /// set the flag that every waiting here looks at, so that children are ended in order.
     pub fn this(arguments: &[&str]) -> Result<Launcher> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -154,7 +155,8 @@ pub fn process_cpu(pid: u32) -> Duration {
     Duration::from_nanos(on_cpu.sum())
 }
 
-/// Keeps the calling thread, and those it starts from now on, on one CPU. Says `false` where there is no such CPU.
+/// Keeps the calling thread, and those it starts from now on, on one CPU. Says `false` where there
+/// is no such CPU.
 pub fn pin(cpu: usize) -> bool {
     let mut set = rustix::thread::CpuSet::new();
     if cpu >= rustix::thread::CpuSet::MAX_CPU {
@@ -180,8 +182,8 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Makes the calling thread one. With `real_time`, no ordinary thread has the CPU beside it. Start children before:
-    /// they would inherit both.
+    /// Makes the calling thread one. With `real_time`, no ordinary thread has the CPU beside it.
+    /// Start children before: they would inherit both.
     ///
     /// # Errors
     /// When real time is asked for and the system refuses.

@@ -16,11 +16,14 @@ pub enum Experiment {
         #[command(flatten)]
         common: Common,
     },
-    /// Every replication protocol: throughput, latency, backups' CPU time, modelled write amplification.
+    /// Every replication protocol: throughput, latency, backups' CPU time, modelled write
+    /// amplification.
     Replication(replication::Options),
-    /// A durable write at every member of groups of growing size: HyperLoop's chain and the naive ones.
+    /// A durable write at every member of groups of growing size: HyperLoop's chain and the naive
+    /// ones (hyperloop fig. 10).
     Chain(chain::Options),
-    /// Replication while other tenants burn the backups' CPU.
+    /// Records without a store while other processes burn the backups' CPU, ten per core (the
+    /// setting of hyperloop §6.2; no counterpart of its fig. 11, which measures RocksDB).
     Tenants(tenants::Options),
     /// What the others start.
     #[command(hide = true)]

@@ -16,7 +16,8 @@ pub struct Process {
     pub pid: u32,
 }
 
-/// CPU time used by several processes and by the machine, in seconds; either since their beginnings or within a time.
+/// CPU time used by several processes and by the machine, in seconds; either since their beginnings
+/// or within a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// By role; this program's own as `clients`, the kernel's threads' as `kernel`.
@@ -56,7 +57,8 @@ pub fn of_process(pid: u32) -> f64 {
     ticks(stat.iter().skip(11).take(2).sum())
 }
 
-/// CPU time of a process and of all that it started, those that have ended and been waited for included; `None` if it is gone.
+/// CPU time of a process and of all that it started, those that have ended and been waited for
+/// included; `None` if it is gone.
 fn of_tree(pid: u32) -> Option<f64> {
     // utime, stime, cutime, cstime
     let own = ticks(stat_of(pid)?.iter().skip(11).take(4).sum());
@@ -115,7 +117,8 @@ fn of_machine() -> OfMachine {
     }
 }
 
-/// Reads the CPU time of several processes again and again. One that ends keeps what it had used when it was last looked at.
+/// Reads the CPU time of several processes again and again. One that ends keeps what it had used
+/// when it was last looked at.
 #[derive(Clone, Debug)]
 pub struct Meter {
     processes: Vec<Process>,
@@ -163,8 +166,8 @@ impl Meter {
     }
 }
 
-/// Waits until the machine and its disks have next to nothing to do, for `most` at most: what was asked of a system before may go on in it
-/// after its answers, as compactions do.
+/// Waits until the machine and its disks have next to nothing to do, for `most` at most: what was
+/// asked of a system before may go on in it after its answers, as compactions do.
 pub fn await_rest(most: Duration, stop: &AtomicBool) {
     let begun = Instant::now();
     let (mut before, mut rested) = (of_machine(), 0);

@@ -1,5 +1,5 @@
-//! Experiments on the one-sided family, drawn beside the papers' figures; and what every experiment is made of: workloads, load,
-//! plans, pictures.
+//! Experiments on the one-sided protocols, some of them beside figures of papers, and what every
+//! experiment is made of: workloads, load, plans, pictures.
 //!
 //! ```text
 //!   plan         one TOML file per figure                                         plan/
@@ -12,7 +12,7 @@
 //!   streams      modelled write amplification against writers (rowan fig. 2, 8)   streams.rs
 //!   replication  every protocol: speed, backups' CPU time, amplification          replication/
 //!   chain        groups of growing size (hyperloop fig. 10)                       chain.rs
-//!   tenants      beside processes that burn the backups' CPU (hyperloop fig. 11)  tenants.rs
+//!   tenants      records while others burn the backups' CPU (as in hyperloop §6.2) tenants.rs
 //!   child, stage processes that keep backups, members, or a CPU busy              child.rs, children.rs, stage.rs
 //!   load         one thread that drives many senders                              load.rs
 //!   metered      an endpoint that shows its stores to the modelled media          metered.rs
@@ -23,7 +23,8 @@
 //!   verdict      promises, and whether they were kept                             verdict.rs
 //! ```
 //!
-//! Depends on the one-sided crates only: systems with stores implement [`system::System`] elsewhere.
+//! Depends on the one-sided crates only: systems with stores implement [`system::System`]
+//! elsewhere.
 
 #![forbid(unsafe_code)]
 

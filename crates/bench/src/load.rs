@@ -10,6 +10,7 @@ use hdrhistogram::Histogram;
 
 use crate::children::kept_waiting;
 use crate::measure::histogram;
+use crate::workload::Random;
 
 /// How long logs may take to open, and records to finish at the end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,10 +26,12 @@ pub struct Load {
     pub warm_up: Duration,
     /// Time measured.
     pub measure: Duration,
-    /// Between two arrivals of records at one sender, whatever has become of the earlier ones; latency then counts from
-    /// the arrival, so that a stalled backup delays all that arrive meanwhile. `None`: the next record arrives when
-    /// there is room for it.
+    /// Between two arrivals of records at one sender, whatever has become of the earlier ones;
+    /// latency then counts from the arrival, so that a stalled backup delays all that arrive
+    /// meanwhile. `None`: the next record arrives when there is room for it.
     pub pace: Option<Duration>,
+    /// Of the records' bytes.
+    pub seed: u64,
     /// The backups, each of which gets every record.
     pub backups: Vec<(BackupId, Address)>,
 }
@@ -84,7 +87,8 @@ struct Driver<'a> {
     origin: Instant,
     latency_ns: Histogram<u64>,
     records: u64,
-    /// Records count that become durable (paced: that arrive) from the first of these moments to the second.
+    /// Records count that become durable (paced: that arrive) from the first of these moments to
+    /// the second.
     counted: (Instant, Instant),
 }
 
@@ -253,7 +257,8 @@ fn check(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is under way.
+/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is
+/// under way.
 ///
 /// # Errors
 /// When a log does not open, a record fails, a sender gets nothing through, or `stop` is set.
@@ -275,7 +280,7 @@ pub fn run(
         load,
         lanes: lanes.collect(),
         ids: load.backups.iter().map(|(id, _)| *id).collect(),
-        record: (0..load.record_bytes).map(|at| at as u8 ^ 0x5a).collect(),
+        record: Random::new(load.seed).bytes(load.record_bytes),
         outcomes: Vec::new(),
         origin,
         latency_ns: histogram()?,

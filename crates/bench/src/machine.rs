@@ -15,7 +15,8 @@ pub struct Machine {
     pub memory_gib: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// Threads that wanted to run in the minute before, on average; the experiment's own are not yet among them.
+    /// Threads that wanted to run in the minute before, on average; the experiment's own are not
+    /// yet among them.
     pub load: f64,
     /// This program's version.
     pub version: &'static str,

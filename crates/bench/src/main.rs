@@ -1,4 +1,5 @@
-//! The experiments without the rest of Cyclone: `cyclone-bench streams`, as `cyclone bench streams`.
+//! The experiments without the rest of Cyclone: `cyclone-bench streams`, as `cyclone bench
+//! streams`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -70,16 +70,22 @@ impl Spread {
     }
 }
 
-/// Runs every case once, then every case again, and so on: a disturbance of the machine touches all cases alike. Answers
-/// each case's results.
+/// Runs every case once, then every case again, and so on: a disturbance of the machine touches all
+/// cases alike. Returns each case's results. `is_over` is asked before each run with the number of
+/// the repetition, from 0: what it returns true for does not begin, so that some cases may have one
+/// repetition less than others, or none.
 pub fn interleaved<C, R>(
     cases: &[C],
     repetitions: usize,
+    is_over: impl Fn(usize) -> bool,
     mut run: impl FnMut(&C, usize) -> anyhow::Result<R>,
 ) -> anyhow::Result<Vec<Vec<R>>> {
     let mut results: Vec<Vec<R>> = cases.iter().map(|_| Vec::new()).collect();
     for repetition in 0..repetitions {
         for (case, results) in cases.iter().zip(&mut results) {
+            if is_over(repetition) {
+                break;
+            }
             results.push(run(case, repetition)?);
         }
     }
@@ -89,16 +95,20 @@ pub fn interleaved<C, R>(
 /// The part of a run that others may take from its initiator's CPU before it is made again.
 const UNDISTURBED: f64 = 0.005;
 /// How often a run is made at most.
-const TRIES: usize = 3;
+pub fn tries(is_quick: bool) -> usize {
+    if is_quick { 1 } else { 3 }
+}
 
-/// Makes a run again if others had its initiator's CPU for more than half a per cent of the time, and answers the least
-/// disturbed. Which one is kept does not depend on what it measured.
+/// Makes a run again, `tries` times in all at most, if others had its initiator's CPU for more than
+/// half a per cent of the time, and answers the least disturbed. Which one is kept does not depend
+/// on what it measured.
 pub fn undisturbed<R>(
+    tries: usize,
     disturbed: impl Fn(&R) -> f64,
     mut run: impl FnMut() -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
     let mut best = run()?;
-    for _ in 1..TRIES {
+    for _ in 1..tries {
         if disturbed(&best) <= UNDISTURBED {
             break;
         }
@@ -130,6 +140,7 @@ mod tests {
             let mut parts = parts.iter();
             let mut count = 0;
             let kept = undisturbed(
+                tries(false),
                 |part| *part,
                 || {
                     count += 1;
@@ -145,9 +156,31 @@ mod tests {
     }
 
     #[test]
+    fn repetitions_end_with_the_time() {
+        let done = std::cell::Cell::new(0);
+        let results = interleaved(
+            &["a", "b"],
+            3,
+            |_| done.get() >= 3,
+            |case, repetition| {
+                done.set(done.get() + 1);
+                Ok(format!("{case}{repetition}"))
+            },
+        );
+        let results = results.expect("results");
+        assert_eq!(results[0], ["a0", "a1"]);
+        assert_eq!(results[1], ["b0"]);
+        let first = interleaved(&["a", "b"], 3, |number| number > 0, |case, _| Ok(*case));
+        assert_eq!(first.expect("results"), [["a"], ["b"]]);
+        let none = interleaved(&["a"], 3, |_| true, |case, _| Ok(*case));
+        assert!(none.expect("results")[0].is_empty());
+    }
+
+    #[test]
     fn repetitions_take_turns() {
         let mut order = Vec::new();
-        let results = interleaved(&["a", "b"], 2, |case, repetition| {
+        let never = |_| false;
+        let results = interleaved(&["a", "b"], 2, never, |case, repetition| {
             order.push(format!("{case}{repetition}"));
             Ok(repetition)
         });

@@ -1,9 +1,10 @@
-//! An endpoint around another one that shows every store to a model of the targets' media, and can make completions
-//! wait until the model's media has taken them.
+//! An endpoint around another one that shows every store to a model of the targets' media, and can
+//! make completions wait until the model's media has taken them.
 //!
-//! What is shown: one-sided writes at their addresses; appends at the tail of their queue, in order of posting; chains'
-//! writes at every member; and, for `rpc`, messages as the stores that the backup's one log will get. Tails and other
-//! words that atomics change are not: protocols may keep them in DRAM.
+//! What is shown: one-sided writes at their addresses; appends at the tail of their queue, in order
+//! of posting; chains' writes at every member; and, for `rpc`, messages as the stores that the
+//! backup's one log will get. Tails and other words that atomics change are not: protocols may keep
+//! them in DRAM.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +31,8 @@ const RECENT_STORES: u64 = 1024;
 /// Messages smaller than this carry no record.
 const LEAST_RECORD_BYTES: usize = 64;
 
-/// Cores of the target that write logs of their own beside the senders: modelled, nothing is written.
+/// Cores of the target that write logs of their own beside the senders: modelled, nothing is
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalStores {
     /// How many.
@@ -48,7 +50,8 @@ impl LocalStores {
         store_bytes: 128,
         every: 4,
     };
-    /// Those of rowan §2.4: 18 cores, 128 bytes at a time, two stores under way each beside 144 remote writers.
+    /// Those of rowan §2.4: 18 cores, 128 bytes at a time, two stores under way each beside 144
+    /// remote writers.
     pub const PAPER: LocalStores = LocalStores {
         cores: 18,
         ..LocalStores::NONE
@@ -74,8 +77,8 @@ pub struct Devices {
     parameters: MediaParameters,
     /// Whether messages are records for the target's log.
     messages: bool,
-    /// Whether all registrations at a target are of the same memory: every sender has one of its own for a log that
-    /// they share.
+    /// Whether all registrations at a target are of the same memory: every sender has one of its
+    /// own for a log that they share.
     is_one_log: bool,
     /// Whether completions wait for the media.
     charged: bool,
@@ -178,7 +181,8 @@ impl Devices {
         sum
     }
 
-    /// How many streams others write at a target at the same time, on average of those that were written to at all.
+    /// How many streams others write at a target at the same time, on average of those that were
+    /// written to at all.
     pub fn remote_streams(&self) -> f64 {
         let targets = self
             .by_target
@@ -252,7 +256,8 @@ impl Device {
             .store_at(base + at, self.local.store_bytes, now_ns);
     }
 
-    /// A store that was posted on a connection: at once, or when the modelled network has brought it.
+    /// A store that was posted on a connection: at once, or when the modelled network has brought
+    /// it.
     fn arrive(&mut self, lane: u64, store: Store, now_ns: u64) -> u64 {
         let Some(mut arrivals) = self.arrivals.take() else {
             return self.store(&store, now_ns);
@@ -407,7 +412,8 @@ impl Endpoint for Metered {
         {
             let now_ns = self.devices.now_ns();
             let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
-            // A connection's number is one endpoint's: its first byte's address tells endpoints apart.
+            // A connection's number is one endpoint's: its first byte's address tells endpoints
+            // apart.
             let lane = (self.inner.memory().as_ptr() as u64) ^ connection.0;
             let taken_ns = device.arrive(lane, store, now_ns);
             if self.devices.charged {

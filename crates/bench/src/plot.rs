@@ -1,4 +1,5 @@
-//! Line and bar plots as SVG: several panels in a grid, one legend per panel where it covers nothing, the paper's points beside ours.
+//! Line and bar plots as SVG: several panels in a grid, one legend per panel where it covers
+//! nothing, the paper's points beside ours.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! What is under way, for people who wait: a bar with live numbers on a terminal, a line every few seconds elsewhere.
+//! What is under way, for people who wait: a bar with live numbers on a terminal, a line every few
+//! seconds elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -49,6 +50,16 @@ impl Progress {
         self.tell("", self.terminal);
     }
 
+    /// So many more steps are to come.
+    pub fn expect(&mut self, steps: usize) {
+        self.steps += steps;
+    }
+
+    /// What the step has come to.
+    pub fn note(&mut self, text: &str) {
+        self.tell(text, self.terminal);
+    }
+
     /// Something is under way that is no step of its own.
     pub fn label(&mut self, label: &str) {
         label.clone_into(&mut self.label);
@@ -79,7 +90,7 @@ impl Progress {
         let _ = self.out.flush();
     }
 
-    /// Removes the bar.
+    /// Removes the bar, for now or for good.
     pub fn end(&mut self) {
         if self.terminal {
             let _ = write!(self.out, "\r\x1b[K");
@@ -112,6 +123,8 @@ fn line(step: usize, steps: usize, label: &str, numbers: &str, elapsed: Duration
     let full = BAR * done / steps.max(1);
     let bar = format!("{}{}", "█".repeat(full), "·".repeat(BAR - full));
     let seconds = elapsed.as_secs();
+    // Repetitions of what was disturbed come on top of what was expected.
+    let steps = steps.max(step);
     let mut line = format!(
         "{bar} {step}/{steps} {}:{:02} {label}",
         seconds / 60,

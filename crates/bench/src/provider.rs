@@ -63,7 +63,8 @@ impl FromStr for Provider {
 /// Senders that one target may have: more than 24 workers on each of six servers.
 const MOST_SENDERS: u32 = 256;
 
-/// Who opens an endpoint: a target may have threads of its own for progress, an initiator polls anyway.
+/// Who opens an endpoint: a target may have threads of its own for progress, an initiator polls
+/// anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Posts operations.

@@ -1,4 +1,5 @@
-//! What came out of a plan: kept as JSON beside its pictures, so that the index of all figures can be written any time.
+//! What came out of a plan: kept as JSON beside its pictures, so that the index of all figures can
+//! be written any time.
 
 use std::path::Path;
 use std::process::Command;
@@ -33,15 +34,23 @@ pub struct PlanResult {
     pub quick: bool,
     /// When it began: seconds since 1970.
     pub taken_s: u64,
-    /// How long it took, with starting and filling, in seconds; 0 in results from before that was kept.
+    /// How long it took, with starting and filling, in seconds; 0 in results from before that was
+    /// kept.
     #[serde(default)]
     pub lasted_s: u64,
     /// The commit of the checkout that it was run in; empty outside of one.
     #[serde(default)]
     pub commit: String,
-    /// What the plan asked to be measured ([`Plan::measured`]); empty in results from before that was kept.
+    /// What the plan asked to be measured ([`Plan::measured`]); empty in results from before that
+    /// was kept.
     #[serde(default)]
     pub plan: String,
+    /// Seed of everything random; 0 in results from before that was kept, all of seed 1.
+    #[serde(default)]
+    pub seed: u64,
+    /// What was not measured, because the time of `--quick` was over.
+    #[serde(default)]
+    pub left_out: Vec<String>,
     /// Along x, if not throughput.
     pub axis: String,
     /// Who was measured.
@@ -88,7 +97,8 @@ pub struct Absent {
 pub struct PointResult {
     /// The sweep's value.
     pub x: f64,
-    /// Operations that were under way at once, at most, whatever the plan asked for; 0 in results from before that was kept.
+    /// Operations that were under way at once, at most, whatever the plan asked for; 0 in results
+    /// from before that was kept.
     #[serde(default)]
     pub inflight: usize,
     /// Operations per second.
@@ -100,7 +110,8 @@ pub struct PointResult {
     /// By repetition.
     #[serde(default)]
     pub each: Vec<Repetition>,
-    /// All repetitions' latencies together: share of the operations, and µs that they do not exceed.
+    /// All repetitions' latencies together: share of the operations, and µs that they do not
+    /// exceed.
     pub distribution: Vec<(f64, f64)>,
     /// Operations refused, of all repetitions.
     pub refused: u64,
@@ -290,6 +301,8 @@ impl PlanResult {
             lasted_s: 0,
             commit: commit(),
             plan: plan.measured.clone(),
+            seed: plan.seed,
+            left_out: Vec::new(),
             axis: plan
                 .sweep
                 .as_ref()
@@ -305,7 +318,8 @@ impl PlanResult {
         self.variants.iter().find(|variant| variant.name == name)
     }
 
-    /// How many operations were under way at once at a point of a sweep over their number, where that were fewer than x says.
+    /// How many operations were under way at once at a point of a sweep over their number, where
+    /// that were fewer than x says.
     pub fn at_once(&self, point: &PointResult) -> Option<usize> {
         let fewer = point.inflight > 0 && (point.inflight as f64) < point.x;
         (fewer && self.axis == Axis::Inflight.label()).then_some(point.inflight)
@@ -367,7 +381,8 @@ impl PlanResult {
         self.ratios = plan.comparisons.iter().map(ratio).collect();
     }
 
-    /// Takes a plan's words and comparisons as they are today, if it still asks for what was measured; answers whether it does.
+    /// Takes a plan's words and comparisons as they are today, if it still asks for what was
+    /// measured; answers whether it does.
     pub fn restate(&mut self, plan: &Plan) -> bool {
         if self.plan != plan.measured || plan.skip.is_some() {
             return false;
@@ -380,8 +395,8 @@ impl PlanResult {
         true
     }
 
-    /// Whether running the plan again would measure the same: all its variants, by the same source. `is_source`: whether a commit's is
-    /// today's.
+    /// Whether running the plan again would measure the same: all its variants, by the same source.
+    /// `is_source`: whether a commit's is today's.
     pub fn is_current(
         &self,
         plan: &Plan,
@@ -395,6 +410,8 @@ impl PlanResult {
         };
         self.plan == plan.measured
             && self.quick == quick
+            && self.seed.max(1) == plan.seed
+            && self.left_out.is_empty()
             && measured.eq(plan.variants.iter().map(|variant| variant.name.as_str()))
             && !self.variants.iter().any(can_be_had)
             && is_source(&self.commit)

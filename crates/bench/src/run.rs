@@ -1,5 +1,5 @@
-//! Runs a plan: its variants in turn, each started afresh for every repetition, and all points on what was started; or all
-//! variants side by side, in turn at every point.
+//! Runs a plan: its variants in turn, each started afresh for every repetition, and all points on
+//! what was started; or all variants side by side, in turn at every point.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use crate::cpu::await_rest;
 use crate::drive::{Job, Pace};
 use crate::machine::Machine;
 use crate::noise::Noise;
+use crate::output::Budget;
 use crate::plan::{Failover, Plan, Variant};
 use crate::progress::{Progress, grouped};
 use crate::result::{Absent, PlanResult, PointResult, VariantResult};
@@ -29,8 +30,11 @@ pub struct Options<'a> {
     pub quick: bool,
     /// Makes systems.
     pub systems: &'a Systems<'a>,
-    /// How long what was started and filled may take to come to rest, and what runs beside the one that is measured.
+    /// How long what was started and filled may take to come to rest, and what runs beside the one
+    /// that is measured.
     pub settling: Duration,
+    /// No variant and no point begins after it; they are named in the result.
+    pub budget: Budget,
     /// Ends early.
     pub stop: &'a AtomicBool,
     /// For people who wait.
@@ -60,12 +64,24 @@ struct Track {
     points: Vec<Vec<Measured>>,
     outages_ms: Vec<f64>,
     timeline: Vec<(f64, f64)>,
+    /// Points that were not measured in any repetition for lack of time.
+    left_out: Vec<String>,
+}
+
+impl Track {
+    /// A repetition that does not begin; what has none before is named.
+    fn leave_out(&mut self, variant: &Variant, repetition: usize) {
+        if repetition == 0 {
+            self.left_out.push(variant.name.clone());
+        }
+    }
 }
 
 /// Runs a plan.
 ///
 /// # Errors
-/// When a system cannot even be made, or it was ended early. What goes wrong with one variant is in the result.
+/// When a system cannot even be made, or it was ended early. What goes wrong with one variant is in
+/// the result.
 pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
     let machine = Machine::this();
     let begun = Instant::now();
@@ -83,16 +99,24 @@ pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
             points: points.iter().map(|_| Vec::new()).collect(),
             outages_ms: Vec::new(),
             timeline: Vec::new(),
+            left_out: Vec::new(),
         });
     }
     let mut noise = Noise::default();
     for repetition in 0..plan.load.repetitions {
         if plan.load.together {
+            if repetition > 0 && options.budget.is_over() {
+                break;
+            }
             together(plan, &mut tracks, repetition, options, &mut noise)?;
             continue;
         }
         for (variant, track) in plan.variants.iter().zip(&mut tracks) {
             if track.absent.is_some() {
+                continue;
+            }
+            if options.budget.is_over() {
+                track.leave_out(variant, repetition);
                 continue;
             }
             noise.calibrate();
@@ -108,7 +132,8 @@ pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
         }
     }
     options.progress.end();
-    for (variant, track) in plan.variants.iter().zip(tracks) {
+    for (variant, mut track) in plan.variants.iter().zip(tracks) {
+        result.left_out.append(&mut track.left_out);
         let found = finished(variant, track, &points, &mut noise);
         result.variants.push(found);
     }
@@ -242,6 +267,12 @@ fn together(
     let count = running.len().max(1);
     running.rotate_left(repetition % count);
     for point in 0..plan.points().len() {
+        if options.budget.is_over() && (point > 0 || repetition > 0) {
+            for (turn, _) in &running {
+                turn.leaves_out(point, &mut tracks[turn.number]);
+            }
+            continue;
+        }
         await_rest(options.settling, options.stop);
         noise.calibrate();
         running.rotate_left(1 % count);
@@ -354,9 +385,23 @@ impl Turn<'_> {
             return kills(self.plan, failover, &mut up, track, options);
         }
         for point in 0..track.points.len() {
+            // What was started has one point at least.
+            if point > 0 && options.budget.is_over() {
+                self.leaves_out(point, track);
+                continue;
+            }
             self.measure(&mut up, point, track, options)?;
         }
         Ok(())
+    }
+
+    /// Names a point that is not measured, where it was not in an earlier repetition.
+    fn leaves_out(&self, point: usize, track: &mut Track) {
+        if track.points[point].is_empty() {
+            let x = self.plan.points()[point].x;
+            let what = format!("{}, {x}", self.variant.name);
+            track.left_out.push(what);
+        }
     }
 
     fn measure(
@@ -372,7 +417,8 @@ impl Turn<'_> {
         let point = plan.points().swap_remove(point);
         let label = format!("{}: {}", self.label(options), point.x);
         options.progress.step(&label);
-        // Flushes, compactions and followers that lag are of what was asked before: no point pays for another's.
+        // Flushes, compactions and followers that lag are of what was asked before: no point pays
+        // for another's.
         await_rest(options.settling, options.stop);
         let progress = &mut options.progress;
         let mut job = Job {
@@ -411,6 +457,11 @@ fn kills(
 ) -> Result<()> {
     let point = plan.points().remove(0);
     for kill in 0..failover.kills {
+        if kill > 0 && options.budget.is_over() {
+            let left = failover.kills - kill;
+            track.left_out.push(format!("{left} kills"));
+            break;
+        }
         let Some(assassin) = up.running.assassin() else {
             bail!("nothing leads that could be killed");
         };
@@ -454,8 +505,9 @@ fn kills(
     Ok(())
 }
 
-/// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing was answered any more. One that
-/// lasts when the load ends, at `until_ns`, took at least until then, and as long as the rest was waited for in vain.
+/// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing
+/// was answered any more. One that lasts when the load ends, at `until_ns`, took at least until
+/// then, and as long as the rest was waited for in vain.
 fn outage_ms(ends_ns: &[u64], kill_ns: u64, until_ns: u64, waited_ns: u64) -> Option<f64> {
     let after = ends_ns.partition_point(|end| *end < kill_ns);
     if after == ends_ns.len() {

@@ -1,4 +1,5 @@
-//! What every multi-process experiment needs: a directory in memory, children in it, their addresses.
+//! What every multi-process experiment needs: a directory in memory, children in it, their
+//! addresses.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +26,8 @@ pub fn backup_cpu() -> usize {
     usize::from(cpus > 1)
 }
 
-/// Memory of a backup for so many senders, in bytes: enough for what they fill while its program sleeps.
+/// Memory of a backup for so many senders, in bytes: enough for what they fill while its program
+/// sleeps.
 pub fn memory_bytes(senders: u32) -> u64 {
     match senders {
         0..=1 => 32 << 20,

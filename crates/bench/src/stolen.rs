@@ -1,4 +1,5 @@
-//! For how long the machine's host takes a CPU at a stretch: whatever runs there stands still for as long, and no program can help it.
+//! For how long the machine's host takes a CPU at a stretch: whatever runs there stands still for
+//! as long, and no program can help it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Looks at what the host takes of one CPU, until it is dropped. The kernel counts that after each stretch, in hundredths of a second.
+/// Looks at what the host takes of one CPU, until it is dropped. The kernel counts that after each
+/// stretch, in hundredths of a second.
 pub struct Stolen {
     stretches: Arc<Mutex<Vec<Duration>>>,
     stop: Arc<AtomicBool>,
@@ -84,8 +86,9 @@ fn of_cpu(stat: &str, cpu: usize) -> Option<Duration> {
     Some(Duration::from_secs_f64(steal as f64 / second))
 }
 
-/// Notes what was taken between two looks so long apart; `goes_on`: the last stretch may go on, which is answered as well. It does for as
-/// long as the host takes most of the time, since a CPU that has a moment now and then does nothing in it. Who looked late does not know.
+/// Notes what was taken between two looks so long apart; `goes_on`: the last stretch may go on,
+/// which is answered as well. It does for as long as the host takes most of the time, since a CPU
+/// that has a moment now and then does nothing in it. Who looked late does not know.
 fn note(stretches: &mut Vec<Duration>, goes_on: bool, taken: Duration, apart: Duration) -> bool {
     let is_stretch = 2 * taken > apart;
     match stretches.last_mut() {

@@ -1,5 +1,5 @@
-//! `streams`: modelled write amplification against the number of remote writers, for logs of their own (rowan fig. 2),
-//! one log that all append to (fig. 8), and logs shared by a server's workers.
+//! `streams`: modelled write amplification against the number of remote writers, for logs of their
+//! own (rowan fig. 2), one log that all append to (fig. 8), and logs shared by a server's workers.
 
 use anyhow::Result;
 use cyclone_pmem::media::{LocalWriters, MediaParameters, RemoteLog, StreamOutcome, Streams};
@@ -111,12 +111,12 @@ pub fn run(common: &Common) -> Result<()> {
     let mut amplification = Vec::new();
     let mut bandwidth = Vec::new();
     let mut verdicts = Vec::new();
+    report.expect(QUARTERS.len());
     for quarter in &QUARTERS {
         report.progress(&quarter.title());
         let points = points(quarter, common.seed, writes, step)?;
         for point in &points {
             table.add(row(quarter, point));
-            report.row(&table);
         }
         amplification.push(panel(quarter, &points, Shown::Amplification));
         bandwidth.push(panel(quarter, &points, Shown::Bandwidth));

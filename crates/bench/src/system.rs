@@ -105,13 +105,16 @@ pub struct Measured {
     pub unfinished: u64,
     /// The measured time.
     pub elapsed: Duration,
-    /// Latency of operations that began, or were due, within the measured time; not of refused ones.
+    /// Latency of operations that began, or were due, within the measured time; not of refused
+    /// ones.
     pub latency_ns: Histogram<u64>,
-    /// In the open loop, how long after it was due an operation began, as the median, µs: what the load's own side adds.
+    /// In the open loop, how long after it was due an operation began, as the median, µs: what the
+    /// load's own side adds.
     pub late_us: f64,
     /// CPU time of the measured time.
     pub usage: Usage,
-    /// When each operation ended, ns since the beginning (warm-up included), ascending; if asked for.
+    /// When each operation ended, ns since the beginning (warm-up included), ascending; if asked
+    /// for.
     pub ends_ns: Vec<u64>,
 }
 
@@ -131,7 +134,8 @@ pub struct Counted {
     unfinished: u64,
     /// Latencies in nanoseconds, and how often each.
     latencies: Vec<(u64, u64)>,
-    /// Operations of a trace that were begun, before and after the measured time too; from programs that do a trace.
+    /// Operations of a trace that were begun, before and after the measured time too; from programs
+    /// that do a trace.
     pub begun: u64,
     /// As [`Measured::late_us`].
     late_us: f64,

@@ -1,4 +1,4 @@
-//! Rows of results: as aligned text, as CSV, as one JSON object per line.
+//! Rows of results: as aligned text, as CSV, as JSON objects.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -31,15 +31,17 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// The last row as a JSON object.
-    pub fn last_json(&self) -> Option<Value> {
-        let row = self.rows.last()?;
-        let pairs = self.columns.iter().zip(row);
-        let object: Map<_, _> = pairs
-            .filter(|(_, value)| !value.is_null())
-            .map(|(column, value)| ((*column).to_owned(), value.clone()))
-            .collect();
-        Some(Value::Object(object))
+    /// Each row as a JSON object, without the columns that are `Null`.
+    pub fn rows_json(&self) -> Vec<Value> {
+        let object = |row: &Vec<Value>| {
+            let pairs = self.columns.iter().zip(row);
+            let object: Map<_, _> = pairs
+                .filter(|(_, value)| !value.is_null())
+                .map(|(column, value)| ((*column).to_owned(), value.clone()))
+                .collect();
+            Value::Object(object)
+        };
+        self.rows.iter().map(object).collect()
     }
 
     /// How many rows there are.
@@ -142,7 +144,7 @@ mod tests {
             table.csv(),
             "name,value\nplain,1.23\n\"a, \"\"b\"\"\",\nnan,\n"
         );
-        assert_eq!(table.last_json(), Some(serde_json::json!({"name": "nan"})));
+        assert_eq!(table.rows_json()[2], serde_json::json!({"name": "nan"}));
         let text = table.text();
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("name    value"));

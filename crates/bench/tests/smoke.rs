@@ -1,5 +1,5 @@
-//! Every experiment, for a blink, as a user runs it: that it ends, that it leaves no process and no memory behind, and
-//! that its files have the form that others read. Nothing here looks at times.
+//! Every experiment, for a blink, as a user runs it: that it ends, that it leaves no process and no
+//! memory behind, and that its files have the form that others read. Nothing here looks at times.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,12 +13,12 @@ static TURN: Mutex<()> = Mutex::new(());
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cyclone-bench");
 
-/// Runs it with JSON output; answers its lines, and the process's number.
-fn run(arguments: &[&str], out: &Path) -> (Vec<Value>, u32) {
+/// Runs it with JSON output and a seed of its own; returns the document.
+fn run(arguments: &[&str], out: &Path) -> Value {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let child = Command::new(PROGRAM)
         .args(arguments)
-        .args(["--json", "--out"])
+        .args(["--json", "--seed", "7", "--out"])
         .arg(out)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -28,18 +28,22 @@ fn run(arguments: &[&str], out: &Path) -> (Vec<Value>, u32) {
     let output = child.wait_with_output().expect("ends");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{arguments:?}: {errors}");
-    let text = String::from_utf8(output.stdout).expect("UTF-8");
-    let lines = text.lines().map(|line| {
-        let parsed = serde_json::from_str(line);
-        parsed.unwrap_or_else(|error| panic!("{line:?}: {error}"))
-    });
-    let lines: Vec<Value> = lines.collect();
-    assert_eq!(lines[0]["bench"], arguments[0]);
-    assert!(lines[0]["machine"]["cpus"].is_number());
-    let last = lines.last().expect("lines");
-    assert!(last["kept"].is_number() && last["verdicts"].is_number());
+    // One document, and nothing before or behind it.
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    assert_eq!(document["name"], arguments[0]);
+    assert_eq!(
+        (&document["seed"], &document["quick"]),
+        (&7.into(), &true.into())
+    );
+    assert!(document["machine"]["cpus"].is_number());
+    assert!(document["kept"].is_number() && document["elapsed_s"].is_number());
+    assert!(
+        document["results"]
+            .as_object()
+            .is_some_and(|it| !it.is_empty())
+    );
     assert_nothing_left(pid);
-    (lines, pid)
+    document
 }
 
 /// No memory files, and no process that works in their directory.
@@ -72,17 +76,16 @@ fn assert_svg(out: &Path, name: &str) {
     );
 }
 
-fn verdicts(lines: &[Value]) -> Vec<&str> {
-    let told = lines
-        .iter()
-        .filter_map(|line| line["verdict"]["what"].as_str());
-    told.collect()
+fn verdicts(document: &Value) -> Vec<&str> {
+    let verdicts = document["verdicts"].as_array().expect("verdicts");
+    let what = verdicts.iter().map(|it| it["what"].as_str());
+    what.map(|it| it.expect("a text")).collect()
 }
 
 #[test]
 fn streams() {
     let out = tempfile::tempdir().expect("directory");
-    let (lines, _) = run(&["streams", "--quick"], out.path());
+    let document = run(&["streams", "--quick"], out.path());
     let (heading, rows) = csv(out.path(), "streams.csv");
     assert_eq!(
         heading[..4],
@@ -94,10 +97,12 @@ fn streams() {
     assert_svg(out.path(), "streams-amplification.svg");
     assert_svg(out.path(), "streams-bandwidth.svg");
     // A model with a fixed seed: the same everywhere.
-    let kept = lines
-        .iter()
-        .filter_map(|line| line["verdict"]["kept"].as_bool());
-    assert!(kept.clone().count() >= 14 && kept.clone().all(|kept| kept));
+    let verdicts = document["verdicts"].as_array().expect("verdicts");
+    assert!(verdicts.len() >= 14 && verdicts.iter().all(|it| it["kept"] == true));
+    assert_eq!(
+        document["results"]["streams"].as_array().map(Vec::len),
+        Some(rows.len())
+    );
 }
 
 #[test]
@@ -105,7 +110,7 @@ fn replication() {
     let out = tempfile::tempdir().expect("directory");
     let arguments = "replication --quick --repetitions 1 --measure-ms 20 --provider shm --protocol rpc,rowan,hyperloop";
     let arguments: Vec<&str> = arguments.split(' ').collect();
-    let (lines, _) = run(&arguments, out.path());
+    let document = run(&arguments, out.path());
     let (_, rows) = csv(out.path(), "replication.csv");
     let protocols: Vec<&str> = rows.iter().map(|row| row[1].as_str()).collect();
     assert_eq!(protocols, ["rpc", "rowan", "hyperloop"]);
@@ -115,20 +120,17 @@ fn replication() {
     );
     let (_, rows) = csv(out.path(), "replication-streams.csv");
     assert_eq!(rows.len(), 4 * 3);
-    let verdicts = verdicts(&lines);
     assert!(
-        verdicts
+        verdicts(&document)
             .iter()
             .any(|what| what.contains("rowan's modelled amplification"))
     );
-    let notes: Vec<_> = lines
-        .iter()
-        .filter_map(|line| line["note"].as_str())
-        .collect();
+    let notes = document["notes"].as_array().expect("notes");
+    let says = |it: &Value, what| it.as_str().is_some_and(|it| it.contains(what));
     assert!(
         notes
             .iter()
-            .any(|note| note.contains("rwrite's modelled amplification: not measured"))
+            .any(|note| says(note, "rwrite's modelled amplification: not measured"))
     );
     assert_svg(out.path(), "replication.svg");
     assert_svg(out.path(), "replication-streams.svg");
@@ -139,14 +141,14 @@ fn chain() {
     let out = tempfile::tempdir().expect("directory");
     let arguments = "chain --quick --repetitions 1 --measure-ms 10 --members 1,2";
     let arguments: Vec<&str> = arguments.split(' ').collect();
-    let (lines, _) = run(&arguments, out.path());
+    let document = run(&arguments, out.path());
     let (_, rows) = csv(out.path(), "chain.csv");
     assert_eq!(rows.len(), 2 * 2 * 3, "loads, sizes, carriers");
     assert!(
         rows.iter()
             .all(|row| row.len() == 11 && row[3].parse::<f64>().expect("p50") > 0.0)
     );
-    assert_eq!(verdicts(&lines).len(), 4);
+    assert_eq!(verdicts(&document).len(), 4);
     assert_svg(out.path(), "chain.svg");
 }
 
@@ -155,7 +157,7 @@ fn tenants() {
     let out = tempfile::tempdir().expect("directory");
     let arguments = "tenants --quick --repetitions 1 --measure-ms 50 --protocol rpc,rowan --copies 2 --processes 3";
     let arguments: Vec<&str> = arguments.split(' ').collect();
-    let (lines, _) = run(&arguments, out.path());
+    let document = run(&arguments, out.path());
     let (_, rows) = csv(out.path(), "tenants.csv");
     let names: Vec<&str> = rows.iter().map(|row| row[1].as_str()).collect();
     assert_eq!(
@@ -169,7 +171,7 @@ fn tenants() {
             "rowan"
         ]
     );
-    assert_eq!(verdicts(&lines).len(), 1);
+    assert_eq!(verdicts(&document).len(), 1);
     assert_svg(out.path(), "tenants.svg");
 }
 

@@ -1,12 +1,14 @@
 //! The client's protocol as a state machine without sockets and clock.
 //!
-//! Every write carries (session, seq): the replicas execute each at most once, so an attempt without an answer is simply
-//! repeated, to whichever replica leads by then. Reads are repeated freely. An attempt that a replica *refused* was
-//! certainly not executed; an attempt without an answer may have been. A request all of whose attempts were refused
-//! ends as "not done"; one with an attempt in doubt ends as "unknown".
+//! Every write carries (session, seq): the replicas execute each at most once, so an attempt
+//! without an answer is simply repeated, to whichever replica leads by then. Reads are repeated
+//! freely. An attempt that a replica *refused* was certainly not executed; an attempt without an
+//! answer may have been. A request all of whose attempts were refused ends as "not done"; one with
+//! an attempt in doubt ends as "unknown".
 //!
-//! While the leader is not known, one message at a time is sent (with as many requests as fit): a thousand requests in
-//! flight do not hammer replicas that elect. Where it is sent next is decided in hunt.rs.
+//! While the leader is not known, one message at a time is sent (with as many requests as fit): a
+//! thousand requests in flight do not hammer replicas that elect. Where it is sent next is decided
+//! in hunt.rs.
 
 mod answers;
 mod opening;
@@ -41,15 +43,15 @@ pub struct CoreConfig {
     pub max_queued: usize,
     /// How long a request may take in all, in microseconds.
     pub deadline_us: u64,
-    /// How long the first attempt waits for an answer at least, in microseconds; more when answers take longer.
-    /// Each repetition waits twice as long, up to 8 times.
+    /// How long the first attempt waits for an answer at least, in microseconds; more when answers
+    /// take longer. Each repetition waits twice as long, up to 8 times.
     pub attempt_us: u64,
     /// Largest request in wire form, in bytes.
     pub max_request_bytes: usize,
     /// Requests per message, at most.
     pub burst: usize,
-    /// The cluster's physical logs, if each has a port of its own (`log_threads`): requests for one log go there. 0: all go to the
-    /// replica's.
+    /// The cluster's physical logs, if each has a port of its own (`log_threads`): requests for one
+    /// log go there. 0: all go to the replica's.
     pub log_ports: u16,
 }
 
@@ -144,7 +146,8 @@ impl ClientCore {
         })
     }
 
-    /// Takes in a linearizable read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex.
+    /// Takes in a linearizable read; `through_log` chooses the quorum read of cyclone §2 over
+    /// ReadIndex.
     pub fn submit_query(&mut self, now_us: u64, query: &Query<'_>, through_log: bool) -> Ticket {
         let mode = match through_log {
             true => ReadMode::Log,
@@ -335,7 +338,8 @@ impl ClientCore {
             .min(request.due_us)
             .min(request.deadline_us);
         let body_bytes = request.body.len() + 8 * self.terms.len();
-        // Whoever leads is looked for at its own port, and asked there again for what had no answer.
+        // Whoever leads is looked for at its own port, and asked there again for what had no
+        // answer.
         let shut_until_us = self.shut_us.get(usize::from(request.door));
         let is_open = shut_until_us.is_none_or(|until_us| *until_us <= now_us);
         let door = match self.hunt.is_found() && request.timeouts == 0 && is_open {
@@ -406,7 +410,8 @@ impl ClientCore {
         self.ready = true;
     }
 
-    /// Looks at all requests that were sent; says whether the target has not answered any of those due.
+    /// Looks at all requests that were sent; says whether the target has not answered any of those
+    /// due.
     fn sweep(&mut self, now_us: u64) -> bool {
         let (mut silent, mut next_us, mut position) = (false, u64::MAX, 0);
         while let Some(&ticket) = self.sent.get(position) {
@@ -426,7 +431,8 @@ impl ClientCore {
                 && !(self.overtaken).is_missing(request.kind, request.sent_us, now_us, patience_us)
                 && !self.hunt.is_forgotten(request.sent_us, now_us, patience_us)
             {
-                // Others are being answered: it waits in a queue, and sending it again would make that longer.
+                // Others are being answered: it waits in a queue, and sending it again would make
+                // that longer.
                 request.due_us = now_us + patience_us;
                 next_us = next_us.min(request.due_us);
             } else if request.stage == Stage::Flying && request.due_us <= now_us {
@@ -459,7 +465,8 @@ impl ClientCore {
             return;
         }
         if request.kind == Kind::Write && request.session == 0 && request.attempts.in_doubt() {
-            // Without a session a repetition might count twice. Only an answer or the deadline can end it.
+            // Without a session a repetition might count twice. Only an answer or the deadline can
+            // end it.
             request.due_us = u64::MAX;
             return;
         }
@@ -504,8 +511,8 @@ impl ClientCore {
         self.completions.push((ticket, result));
     }
 
-    /// Per log the highest term of a leader heard from: whoever hands it to another client ([`ClientCore::know_terms`]) lets that
-    /// one's weak reads show what this one has seen.
+    /// Per log the highest term of a leader heard from: whoever hands it to another client
+    /// ([`ClientCore::know_terms`]) lets that one's weak reads show what this one has seen.
     pub fn terms(&self) -> &[u64] {
         &self.terms
     }
@@ -525,12 +532,14 @@ impl ClientCore {
         !self.completions.is_empty()
     }
 
-    /// Nodes that replicas named as leaders and that were not known, or not at that address: ids and addresses.
+    /// Nodes that replicas named as leaders and that were not known, or not at that address: ids
+    /// and addresses.
     pub fn learned(&mut self) -> std::vec::Drain<'_, (u64, String)> {
         self.hunt.learned()
     }
 
-    /// When [`ClientCore::transmit`] wants to be called again at the latest; a time that is past: now.
+    /// When [`ClientCore::transmit`] wants to be called again at the latest; a time that is past:
+    /// now.
     pub fn next_timeout_us(&mut self) -> Option<u64> {
         let mut next_us = if self.sent.is_empty() {
             u64::MAX

@@ -1,16 +1,18 @@
-//! Which replica to talk to: follows what they say about the leader, distrusts pointers to silent ones, and paces itself
-//! while nobody leads.
+//! Which replica to talk to: follows what they say about the leader, distrusts pointers to silent
+//! ones, and paces itself while nobody leads.
 
 use std::net::SocketAddr;
 
-/// Pauses while nobody leads, and after a refusal for overload, double between these, in microseconds.
+/// Pauses while nobody leads, and after a refusal for overload, double between these, in
+/// microseconds.
 const PAUSE_LEAST_US: u64 = 1_000;
 const PAUSE_MOST_US: u64 = 8_000;
-/// A node silent twice in a row is not followed to for so long, in microseconds: after the leader's death the others name
-/// it until their own patience ends.
+/// A node silent twice in a row is not followed to for so long, in microseconds: after the leader's
+/// death the others name it until their own patience ends.
 const SHUN_US: u64 = 100_000;
-/// A node that did not answer when it was asked last, and that another one names as the leader, has so long to show that
-/// it lives, in microseconds, or as long as answers usually take: longer only keeps the client from asking who has taken over.
+/// A node that did not answer when it was asked last, and that another one names as the leader, has
+/// so long to show that it lives, in microseconds, or as long as answers usually take: longer only
+/// keeps the client from asking who has taken over.
 const ONCE_MORE_US: u64 = 5_000;
 /// Doublings of the patience with a target while no node at all has answered.
 const MOST_DOUBLINGS: u32 = 5;
@@ -23,7 +25,8 @@ struct Node {
     id: u64,
     /// Where it is asked.
     address: Option<SocketAddr>,
-    /// Where it was first said to be: clients may see other addresses than the replicas, which name theirs.
+    /// Where it was first said to be: clients may see other addresses than the replicas, which name
+    /// theirs.
     first: Option<SocketAddr>,
     /// Where it was said to be last when it had not answered.
     tried: Option<SocketAddr>,
@@ -84,7 +87,8 @@ impl Hunt {
         self.probe_ends_us.is_some()
     }
 
-    /// A message goes to the target; `patience_us` to wait for an answer, which usually takes `usual_us` at most.
+    /// A message goes to the target; `patience_us` to wait for an answer, which usually takes
+    /// `usual_us` at most.
     pub(crate) fn probe(&mut self, now_us: u64, patience_us: u64, usual_us: u64) {
         // Where none of them has answered they may all be far away.
         let rounds = self.nodes.iter().map(|node| node.silences).min();
@@ -123,7 +127,8 @@ impl Hunt {
         sent_us >= self.since_us && node.heard_us <= sent_us
     }
 
-    /// Whether a request sent then went to another target, or to one that has said nothing for so long.
+    /// Whether a request sent then went to another target, or to one that has said nothing for so
+    /// long.
     pub(crate) fn is_forgotten(&self, sent_us: u64, now_us: u64, patience_us: u64) -> bool {
         let Some(node) = self.nodes.get(self.target) else {
             return true;
@@ -152,8 +157,8 @@ impl Hunt {
         }
     }
 
-    /// This node says that it has begun to lead. Answers whether all goes there now: not while another one executes, nor when it
-    /// is being asked already.
+    /// This node says that it has begun to lead. Answers whether all goes there now: not while
+    /// another one executes, nor when it is being asked already.
     pub(crate) fn announced(&mut self, now_us: u64, node: usize) -> bool {
         let asked = node == self.target && !self.is_paused(now_us);
         if self.found || asked {
@@ -197,7 +202,8 @@ impl Hunt {
         self.nodes[leader].shunned_until_us <= now_us
     }
 
-    /// There is nothing for the target now: turns to the next node that `may_ask` allows, after a pause. `false`: there is none.
+    /// There is nothing for the target now: turns to the next node that `may_ask` allows, after a
+    /// pause. `false`: there is none.
     pub(crate) fn pass(&mut self, now_us: u64, may_ask: impl Fn(u64) -> bool) -> bool {
         let (count, target) = (self.nodes.len(), self.target);
         let next = |step: usize| (target + step) % count;
@@ -256,8 +262,8 @@ impl Hunt {
         fit.unwrap_or(next(1))
     }
 
-    /// Position of a node named as the leader; strangers are taken in. One that does not answer where it was may have moved to where it is
-    /// said to be; where it answers it is left.
+    /// Position of a node named as the leader; strangers are taken in. One that does not answer
+    /// where it was may have moved to where it is said to be; where it answers it is left.
     fn position(&mut self, id: u64, address: String) -> Option<usize> {
         let place: Option<SocketAddr> = address.parse().ok();
         if let Some(position) = self.nodes.iter().position(|node| node.id == id) {

@@ -1,4 +1,5 @@
-//! The native client: finds the leader, retries within a deadline under a session, and tells "not done" from "unknown".
+//! The native client: finds the leader, retries within a deadline under a session, and tells "not
+//! done" from "unknown".
 //!
 //! ```no_run
 //! use cyclone_client::{Client, ClientConfig};
@@ -25,7 +26,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 pub use cyclone_packet::idle::Polling;
-use cyclone_packet::idle::{LONGEST_STILL_US, Look, Yielder};
+use cyclone_packet::idle::{MAX_RX_POLL_US, SpinWindow, Yielder};
 pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
@@ -49,20 +50,21 @@ pub struct ClientConfig {
     pub security: Security,
     /// TCP instead of UDP, as the cluster is configured.
     pub tcp: bool,
-    /// Straight through the queues of an interface of this machine (AF_XDP); needs the rights to. The replicas may use
-    /// this or UDP.
+    /// Straight through the queues of an interface of this machine (AF_XDP); needs the rights to.
+    /// The replicas may use this or UDP.
     pub xdp: Option<XdpOptions>,
-    /// By ports that DPDK drives, in programs built with cyclone-packet's feature `dpdk`. The ports' text has to say which
-    /// address is ours (`address=IP`).
+    /// By ports that DPDK drives, in programs built with cyclone-packet's feature `dpdk`. The
+    /// ports' text has to say which address is ours (`address=IP`).
     pub dpdk: Option<DpdkPorts>,
     /// One datagram per system call over UDP and TCP: for measuring what more are worth.
     pub singly: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How a thread waits for answers. [`Polling::Busy`] lets nobody else run: that takes a core to spare.
+    /// How a thread waits for answers. [`Polling::Busy`] lets nobody else run: that takes a core to
+    /// spare.
     pub polling: Polling,
-    /// Largest message: the cluster's largest value and some. Answers have up to 4 MiB; longer ones are refused by the
-    /// cluster with an error.
+    /// Largest message: the cluster's largest value and some. Answers have up to 4 MiB; longer ones
+    /// are refused by the cluster with an error.
     pub max_message: usize,
 }
 
@@ -92,12 +94,12 @@ const XDP_FRAMES: u64 = 8192;
 
 /// A client of one cluster, for one thread.
 ///
-/// The blocking calls and the pipelined ones ([`Client::submit`], [`Client::poll`]) may be mixed: an outcome that arrives
-/// while a blocking call waits is kept for the next poll.
+/// The blocking calls and the pipelined ones ([`Client::submit`], [`Client::poll`]) may be mixed:
+/// an outcome that arrives while a blocking call waits is kept for the next poll.
 pub struct Client {
     steps: StepClient,
     polling: Polling,
-    look: Look,
+    look: SpinWindow,
     yielder: Yielder,
     epoch: Instant,
     /// Until when a step would do nothing, but for packets, unless something is submitted.
@@ -142,7 +144,8 @@ impl Client {
         Client::over(driver, pool, boot, config)
     }
 
-    /// A client over any driver that receives into `pool`. `boot`: random bytes, fresh for every client.
+    /// A client over any driver that receives into `pool`. `boot`: random bytes, fresh for every
+    /// client.
     ///
     /// # Errors
     /// When the driver does not fit the settings.
@@ -154,7 +157,7 @@ impl Client {
     ) -> Result<Client, ClientError> {
         Ok(Client {
             polling: config.polling,
-            look: Look::new(),
+            look: SpinWindow::new(),
             steps: StepClient::over(driver, pool, boot, config)?,
             yielder: Yielder::new(),
             epoch: Instant::now(),
@@ -167,8 +170,8 @@ impl Client {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// Submits a command without waiting; sent by the next [`Client::poll`]. Commands that are pending together may be
-    /// executed in any order.
+    /// Submits a command without waiting; sent by the next [`Client::poll`]. Commands that are
+    /// pending together may be executed in any order.
     pub fn submit(&mut self, operation: &Operation<'_>) -> Ticket {
         let now_us = self.now_us();
         self.still_until_us = 0;
@@ -199,8 +202,8 @@ impl Client {
         self.steps.core.pending()
     }
 
-    /// Sends what waits, receives what is there, and appends outcomes to `done`; waits for the first one for at most `patience`.
-    /// Answers how many were appended.
+    /// Sends what waits, receives what is there, and appends outcomes to `done`; waits for the
+    /// first one for at most `patience`. Answers how many were appended.
     ///
     /// # Errors
     /// When the socket is unusable.
@@ -214,7 +217,7 @@ impl Client {
         let begun_us = self.now_us();
         let mut now_us = begun_us;
         loop {
-            if now_us >= self.still_until_us || !self.steps.port.finds_nothing() {
+            if now_us >= self.still_until_us || !self.steps.port.rx_is_empty() {
                 self.step(now_us)?;
                 done.extend(self.steps.core.completions());
             }
@@ -248,7 +251,7 @@ impl Client {
         self.still_until_us = match self.steps.step(now_us)? {
             0 => {
                 let due_us = self.steps.next_timeout_us().unwrap_or(u64::MAX);
-                due_us.min(now_us + LONGEST_STILL_US)
+                due_us.min(now_us + MAX_RX_POLL_US)
             }
             _ => 0,
         };
@@ -298,10 +301,11 @@ impl Client {
         self.wait_for(ticket)
     }
 
-    /// Executes several operations as one, if everything that is expected holds: all of them, in order, with nothing in
-    /// between, on every replica alike and across any crash. `None`: an expectation does not hold, nothing was done. An
-    /// operation that is refused (an INCR of text) has `Reply::Failed` in its place and does not stop the others. Counts once,
-    /// however often it had to be sent. Bounds: see [`Operation::Batch`].
+    /// Executes several operations as one, if everything that is expected holds: all of them, in
+    /// order, with nothing in between, on every replica alike and across any crash. `None`: an
+    /// expectation does not hold, nothing was done. An operation that is refused (an INCR of text)
+    /// has `Reply::Failed` in its place and does not stop the others. Counts once, however often it
+    /// had to be sent. Bounds: see [`Operation::Batch`].
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -323,8 +327,8 @@ impl Client {
         }
     }
 
-    /// The versions of keys, for [`cyclone_wire::command::Expected::Version`]: a batch that expects them happens only if nothing
-    /// has changed the keys meanwhile.
+    /// The versions of keys, for [`cyclone_wire::command::Expected::Version`]: a batch that expects
+    /// them happens only if nothing has changed the keys meanwhile.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -348,7 +352,8 @@ impl Client {
     }
 
     fn outcome_of(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
-        // Those that came before cannot be the one; the state machine ends every request by its deadline.
+        // Those that came before cannot be the one; the state machine ends every request by its
+        // deadline.
         let mut done = Vec::new();
         let mut stash = std::mem::take(&mut self.stash);
         let result = loop {

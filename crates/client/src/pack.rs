@@ -9,7 +9,8 @@ const MESSAGE_BYTES: usize = 8000;
 pub(crate) const MESSAGE_REQUESTS: usize = 32;
 /// Bytes that a message adds to a request, at most: envelope, item, session tag.
 pub(crate) const OVERHEAD_BYTES: usize = 64;
-/// Message buffers kept for reuse, and their largest size; of small ones, a burst's of single requests.
+/// Message buffers kept for reuse, and their largest size; of small ones, a burst's of single
+/// requests.
 const SPARE: usize = 64;
 const SPARE_BYTES: usize = 64 << 10;
 const SMALL_SPARE: usize = 1024;

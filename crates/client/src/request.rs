@@ -71,8 +71,8 @@ impl Attempts {
         Some(sent_us)
     }
 
-    /// This attempt was certainly not executed. `false` if that was known or can no longer be told apart: then
-    /// the answer is a repetition and means nothing.
+    /// This attempt was certainly not executed. `false` if that was known or can no longer be told
+    /// apart: then the answer is a repetition and means nothing.
     pub(crate) fn refused(&mut self, attempt: u16) -> bool {
         let Some(place) = self
             .open
@@ -220,7 +220,8 @@ impl Slab {
     pub(crate) fn get(&mut self, ticket: Ticket) -> Option<&mut Request> {
         let slot = (ticket as usize) & MAX_SLOTS;
         let request = self.slots.get_mut(slot)?;
-        // Numbers on the wire carry 28 bits of the generation: a repeat needs 2^28 requests in one slot meanwhile.
+        // Numbers on the wire carry 28 bits of the generation: a repeat needs 2^28 requests in one
+        // slot meanwhile.
         let same = (request.generation ^ (ticket >> SLOT_BITS)) << (ATTEMPT_BITS + SLOT_BITS) == 0;
         (same && request.stage != Stage::Free).then_some(request)
     }

@@ -1,15 +1,18 @@
-//! The session that makes retried writes count once: its number, the seqs given out, those answered.
+//! The session that makes retried writes count once: its number, the seqs given out, those
+//! answered.
 
 use std::collections::VecDeque;
 
 use cyclone_wire::codec::Write;
 use cyclone_wire::command::{Command, Operation, SessionTag};
 
-/// Seqs given out beyond the oldest unanswered one. Replicas keep 4096 replies per session and forget the oldest first:
-/// a command whose answer was lost must still find its reply there when it is sent again.
+/// Seqs given out beyond the oldest unanswered one. Replicas keep 4096 replies per session and
+/// forget the oldest first: a command whose answer was lost must still find its reply there when it
+/// is sent again.
 pub(crate) const MAX_SPAN: usize = 2048;
-/// A node that has not answered the request for a session is not asked again for so long at most, in microseconds: short enough for a
-/// request that gets lost again and again to come through within a write's deadline.
+/// A node that has not answered the request for a session is not asked again for so long at most,
+/// in microseconds: short enough for a request that gets lost again and again to come through
+/// within a write's deadline.
 const HELD_MOST_US: u64 = 1_000_000;
 /// Bytes of a command's tag: flag, session, seq, acked_below.
 const TAG_BYTES: usize = 25;
@@ -26,8 +29,9 @@ pub(crate) enum State {
     Unsupported,
 }
 
-/// The request for a session, which is no request of the user's. Each copy that a leader takes opens another session, and a leader
-/// under load answers late: the longer a node says nothing, the less often it is asked.
+/// The request for a session, which is no request of the user's. Each copy that a leader takes
+/// opens another session, and a leader under load answers late: the longer a node says nothing, the
+/// less often it is asked.
 #[derive(Default)]
 pub(crate) struct Opening {
     /// Counts sessions asked for.
@@ -139,7 +143,8 @@ impl Session {
         }
     }
 
-    /// Session and seq for a new write; `None` while there is no session or too many seqs are in use.
+    /// Session and seq for a new write; `None` while there is no session or too many seqs are in
+    /// use.
     pub(crate) fn next(&mut self) -> Option<(u64, u64)> {
         let number = self.number()?;
         if self.done.len() >= MAX_SPAN {

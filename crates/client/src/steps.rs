@@ -30,7 +30,8 @@ pub struct StepClient {
 }
 
 impl StepClient {
-    /// A client over any driver that receives into `pool`. `boot`: random bytes, fresh for every client.
+    /// A client over any driver that receives into `pool`. `boot`: random bytes, fresh for every
+    /// client.
     ///
     /// # Errors
     /// When the driver does not fit the settings.

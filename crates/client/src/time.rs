@@ -27,8 +27,9 @@ impl ResponseTime {
         self.mean_us + 4 * self.deviation_us
     }
 
-    /// Time after which an answer is missing: `least_us` up to 16 times that, and twice as long after each of the first
-    /// three attempts that had no answer. Never so long that a clock could not reach its end.
+    /// Time after which an answer is missing: `least_us` up to 16 times that, and twice as long
+    /// after each of the first three attempts that had no answer. Never so long that a clock could
+    /// not reach its end.
     pub(crate) fn patience_us(&self, least_us: u64, timeouts: u32) -> u64 {
         let bounded_us = self.usual_us().clamp(least_us, least_us.saturating_mul(16));
         let patience_us = bounded_us.saturating_mul(1 << timeouts.min(3));
@@ -36,9 +37,10 @@ impl ResponseTime {
     }
 }
 
-/// Tells a request that got lost from one that waits: a server under load answers late, but in the order in which it was asked, so
-/// only a request is missing that others of its kind have overtaken (as RFC 8985 tells lost segments). Sending again
-/// whatever is merely late would double the load exactly when there is too much of it.
+/// Tells a request that got lost from one that waits: a server under load answers late, but in the
+/// order in which it was asked, so only a request is missing that others of its kind have overtaken
+/// (as RFC 8985 tells lost segments). Sending again whatever is merely late would double the load
+/// exactly when there is too much of it.
 #[derive(Default)]
 pub(crate) struct Overtaken {
     /// When the newest write, and the newest read, that is done was sent.
@@ -46,7 +48,8 @@ pub(crate) struct Overtaken {
     read_us: u64,
 }
 
-/// Patience after which a request counts as missing in any case: servers answer other kinds, sizes and logs out of order.
+/// Patience after which a request counts as missing in any case: servers answer other kinds, sizes
+/// and logs out of order.
 const LONGEST: u64 = 8;
 
 impl Overtaken {

@@ -109,8 +109,8 @@ impl Stage {
 
 #[test]
 fn a_member_that_has_moved_is_asked_at_its_new_address() {
-    // Story: the client had asked member 3 at its first address. It moved and led there; the others said so, and the client went
-    // on asking at the old one.
+    // Story: the client had asked member 3 at its first address. It moved and led there; the others
+    // said so, and the client went on asking at the old one.
     let net = MemNet::new(1, Faults::default());
     let first = |id: u64| format!("10.0.0.{id}:7000");
     let start = |id: u64| Member::start(&net, id, &first(id), 10 * id as u8);
@@ -139,7 +139,8 @@ fn a_member_that_has_moved_is_asked_at_its_new_address() {
     let (outcome, took_us) = stage.incr();
     assert_eq!(outcome, Ok(Reply::Int(5)));
     assert!(took_us < 100_000, "{took_us} µs");
-    // The port of its log has moved with it. What is sent there first finds no association, and nothing is for a second.
+    // The port of its log has moved with it. What is sent there first finds no association, and
+    // nothing is for a second.
     assert_eq!(stage.incr().0, Ok(Reply::Int(6)));
     stage.now_us += 1_100_000;
     assert_eq!(stage.incr().0, Ok(Reply::Int(7)));

@@ -254,8 +254,9 @@ fn silence_to_the_end_is_unknown_for_writes_and_not_done_for_reads() {
 
 #[test]
 fn a_repeated_refusal_does_not_hide_a_lost_answer() {
-    // Story: the first attempt is executed but its answer lost; the second is refused and the refusal arrives twice. Counting
-    // refusals instead of refused attempts would call the command not done.
+    // Story: the first attempt is executed but its answer lost; the second is refused and the
+    // refusal arrives twice. Counting refusals instead of refused attempts would call the command
+    // not done.
     let mut stage = Stage::with(CoreConfig {
         deadline_us: 60_000,
         ..CoreConfig::default()
@@ -366,7 +367,8 @@ fn too_large_is_told_without_sending_and_when_the_replica_says_so() {
     assert_eq!(stage.core.pending(), 0);
 }
 
-/// A large request may have gone more than once by the time its refusal comes: each attempt is answered for itself.
+/// A large request may have gone more than once by the time its refusal comes: each attempt is
+/// answered for itself.
 #[test]
 fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
     let refused = Err(ClientError::NotDone(NotDone::TooLarge));
@@ -566,7 +568,8 @@ fn cost_per_operation() {
     );
 }
 
-/// Answers that take longer than the client's first patience tell it how long they take: it does not go on asking everybody.
+/// Answers that take longer than the client's first patience tell it how long they take: it does
+/// not go on asking everybody.
 #[test]
 fn from_far_away_a_request_is_soon_sent_once() {
     const ONE_WAY_US: u64 = 100_000;

@@ -1,7 +1,7 @@
-//! Seeded runs of the client's state machine against a cluster that loses, delays and repeats messages, changes
-//! its leader, refuses work and forgets sessions. Each command adds 1 to a key of its own, so the final state tells how
-//! often it was executed. A failing seed is named in the panic; `CYCLONE_SEED=n` runs only that one,
-//! `CYCLONE_SEEDS=n` n times as many.
+//! Seeded runs of the client's state machine against a cluster that loses, delays and repeats
+//! messages, changes its leader, refuses work and forgets sessions. Each command adds 1 to a key of
+//! its own, so the final state tells how often it was executed. A failing seed is named in the
+//! panic; `CYCLONE_SEED=n` runs only that one, `CYCLONE_SEEDS=n` n times as many.
 
 mod fake;
 
@@ -347,8 +347,9 @@ fn outcomes_are_told_truly_whatever_happens() {
 
 #[test]
 fn a_lost_answer_costs_no_other_session_reply() {
-    // Story: one command's answer is lost while thousands of others of the session are answered; the replicas keep only
-    // so many replies and forgot the oldest, so its retry came back as "sequence already acknowledged".
+    // Story: one command's answer is lost while thousands of others of the session are answered;
+    // the replicas keep only so many replies and forgot the oldest, so its retry came back as
+    // "sequence already acknowledged".
     for seed in seeds(5) {
         let run = run(
             seed,

@@ -13,7 +13,8 @@ use cyclone_wire::envelope;
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::slot::slot;
 
-/// One replicated counter behind three nodes of which one leads; sessions as the state machine keeps them.
+/// One replicated counter behind three nodes of which one leads; sessions as the state machine
+/// keeps them.
 #[derive(Default)]
 struct Cluster {
     leader: u64,
@@ -83,8 +84,8 @@ fn incr() -> Operation<'static> {
     }
 }
 
-/// Requests and answers are lost and the leader changes; still every increment that was answered counts once, and
-/// none that was reported as not done counts at all.
+/// Requests and answers are lost and the leader changes; still every increment that was answered
+/// counts once, and none that was reported as not done counts at all.
 #[test]
 fn increments_count_once_under_loss_and_failover() {
     for seed in 0..50u64 {
@@ -153,7 +154,8 @@ fn deliver(core: &mut ClientCore, now_us: u64, cluster: &mut Cluster) {
     }
 }
 
-/// Nothing answers: a request that was sent ends as unknown, one that waited for a session as not done.
+/// Nothing answers: a request that was sent ends as unknown, one that waited for a session as not
+/// done.
 #[test]
 fn silence_is_unknown_only_for_what_was_sent() {
     let mut cluster = Cluster {
@@ -190,8 +192,8 @@ fn silence_is_unknown_only_for_what_was_sent() {
     );
 }
 
-/// The leader takes what it is asked and says nothing, while the others go on naming it. Answers when it was asked, what it would
-/// have said, and how many messages the others got.
+/// The leader takes what it is asked and says nothing, while the others go on naming it. Answers
+/// when it was asked, what it would have said, and how many messages the others got.
 fn stall(
     core: &mut ClientCore,
     cluster: &mut Cluster,
@@ -215,8 +217,9 @@ fn stall(
     (asked_us, unsaid, others)
 }
 
-/// Story: the leader's disk was full, so that nothing was committed, and a client that waited for a session asked for another
-/// one every few milliseconds. All of them were opened once there was room.
+/// Story: the leader's disk was full, so that nothing was committed, and a client that waited for a
+/// session asked for another one every few milliseconds. All of them were opened once there was
+/// room.
 #[test]
 fn a_leader_that_cannot_commit_is_asked_for_few_sessions() {
     let mut cluster = Cluster {
@@ -258,7 +261,8 @@ fn a_session_is_asked_of_the_next_leader_at_once() {
     assert_eq!(done, [(ticket, Ok(Reply::Int(1)))]);
 }
 
-/// Nobody answers: all are asked less and less often, the client sleeps meanwhile, and still notices when they are back.
+/// Nobody answers: all are asked less and less often, the client sleeps meanwhile, and still
+/// notices when they are back.
 #[test]
 fn a_client_that_waits_for_a_session_does_not_spin() {
     let mut cluster = Cluster {
@@ -385,7 +389,8 @@ fn a_doubled_refusal_counts_once() {
     assert_eq!(done, [Err(ClientError::Unknown)]);
 }
 
-/// One of a leader's log ports is dead: what was asked there is asked at the leader's own, and nobody takes the leader for dead.
+/// One of a leader's log ports is dead: what was asked there is asked at the leader's own, and
+/// nobody takes the leader for dead.
 #[test]
 fn a_dead_port_of_a_log_is_no_dead_leader() {
     let log_ports = 2;

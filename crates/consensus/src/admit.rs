@@ -1,5 +1,6 @@
-//! The checks a message passes before raft-rs sees it. raft-rs trusts its peers: a commit index beyond the log, entries
-//! that contradict committed ones, a vote that was never asked for, or a gap between entries make it panic.
+//! The checks a message passes before raft-rs sees it. raft-rs trusts its peers: a commit index
+//! beyond the log, entries that contradict committed ones, a vote that was never asked for, or a
+//! gap between entries make it panic.
 
 use cyclone_pmem::Payload;
 use cyclone_wire::planted::{self, Bug};
@@ -8,14 +9,15 @@ use raft::StateRole;
 
 use crate::error::StepError;
 use crate::group::Group;
-use crate::view::record_bound;
+use crate::staging::record_bound;
 
-/// How far a message's term may lie beyond ours. Each election adds one, so honest replicas never drift so far apart.
+/// How far a message's term may lie beyond ours. Each election adds one, so honest replicas never
+/// drift so far apart.
 const MAX_TERM_JUMP: u64 = 1 << 32;
 
 impl Group {
-    /// Decides whether raft-rs may see the message. For appends: the place in `entries` from which on raft-rs will
-    /// append, if it will.
+    /// Decides whether raft-rs may see the message. For appends: the place in `entries` from which
+    /// on raft-rs will append, if it will.
     pub(crate) fn admit(
         &self,
         message: &RaftMessage,
@@ -28,7 +30,7 @@ impl Group {
         }
         let raft = &self.raw.raft;
         let (from, to, log) = (message.from, message.to, message.log);
-        if to != raft.id || log != self.config.log || !self.may_hear(from, message.kind) {
+        if to != raft.id || log != self.config.log || !self.accepts_sender(from, message.kind) {
             return Err(StepError::Misdirected { log, from, to });
         }
         self.check_term(message.term)?;
@@ -99,6 +101,35 @@ impl Group {
         Ok(())
     }
 
+    /// What a leader's append says of committed entries is what this replica has committed.
+    fn check_committed(&self, message: &RaftMessage) -> Result<(), StepError> {
+        let log = &self.raw.raft.raft_log;
+        let (commit, first) = (log.committed, log.first_index());
+        let told = message
+            .entries
+            .iter()
+            .map(|entry| (entry.index, entry.term));
+        let told = std::iter::once((message.index, message.log_term)).chain(told);
+        for (index, leader_term) in told.take_while(|(index, _)| *index <= commit) {
+            // What the log no longer holds, its checkpoint does; its terms are not known.
+            if index + 1 < first {
+                continue;
+            }
+            // Entries that are about to replace others are not in the ring yet.
+            if let Ok(own_term) = log.term(index)
+                && own_term != leader_term
+            {
+                return Err(StepError::ContradictsCommitted {
+                    index,
+                    commit,
+                    own_term,
+                    leader_term,
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn admit_append(
         &self,
         message: &RaftMessage,
@@ -127,6 +158,9 @@ impl Group {
                 });
             }
         }
+        if message.index <= log.committed {
+            self.check_committed(message)?;
+        }
         // raft-rs answers these with its commit index, or with a rejection.
         if message.index < log.committed || !log.match_term(message.index, message.log_term) {
             return Ok(None);
@@ -137,35 +171,31 @@ impl Group {
             .position(|entry| !log.match_term(entry.index, entry.term));
         let Some(new) = new else { return Ok(None) };
         let first = message.entries[new].index;
-        if first <= log.committed {
-            return Err(StepError::ContradictsCommitted {
-                index: first,
-                commit: log.committed,
-            });
-        }
         let entries = &message.entries[new..];
-        // Which pieces belong to which entry is not known yet; each cut between entries adds one at most.
+        // Which pieces belong to which entry is not known yet; each cut between entries adds one at
+        // most.
         let cost = |len: u32| record_bound(u64::from(len), 1);
         let pieces = record_bound(0, pieces);
-        let dearest = entries
+        let max_entry_cost = entries
             .iter()
             .map(|entry| cost(entry.len))
             .max()
             .unwrap_or(0)
             + pieces;
         let needed = entries.iter().map(|entry| cost(entry.len)).sum::<u64>() + pieces;
-        self.check_room(needed, entries.len() as u64, dearest, first)
+        self.check_capacity(needed, entries.len() as u64, max_entry_cost, first)
             .map_err(|(needed, free)| StepError::Full { needed, free })?;
         Ok(Some(new))
     }
 
-    /// Whether `slots` entries with records of `needed` bytes in all, the largest being `dearest`, fit into the ring
-    /// behind what is staged already. `first` is the first new entry's index: what it overwrites makes room.
-    pub(crate) fn check_room(
+    /// Whether `slots` entries with records of `needed` bytes in all, the largest being
+    /// `max_entry_cost`, fit into the ring behind what is staged already. `first` is the first new
+    /// entry's index: what it overwrites makes room.
+    pub(crate) fn check_capacity(
         &self,
         needed: u64,
         slots: u64,
-        dearest: u64,
+        max_entry_cost: u64,
         first: u64,
     ) -> Result<(), (u64, u64)> {
         let view = self.raw.store();
@@ -179,7 +209,8 @@ impl Group {
         }
         let staged = self.staging.len() as u64;
         // A record does not wrap around the ring's end: up to one record's length is lost there.
-        let needed = needed + self.staging.cost() + dearest.max(self.staging.dearest());
+        let needed =
+            needed + self.staging.cost() + max_entry_cost.max(self.staging.max_entry_cost());
         if needed > free {
             return Err((needed, free));
         }

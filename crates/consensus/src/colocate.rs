@@ -1,14 +1,16 @@
-//! Bringing the leaders of several logs together on one replica (cyclone §5.1), as a decision per tick: pure, no clock.
+//! Bringing the leaders of several logs together on one replica (cyclone §5.1), as a decision per
+//! tick: pure, no clock.
 //!
-//! Log 0 decides where. Whoever leads it campaigns in every log that nobody leads; whoever leads another log hands it to
-//! log 0's leader, once that one has all of it. Where a log does not come for long, log 0 goes to where that log is, and
-//! after that to others in turn, each time with more patience: two replicas that cannot have everything do not throw
-//! log 0 at each other for ever, and one that can is reached.
+//! Log 0 decides where. Whoever leads it campaigns in every log that nobody leads; whoever leads
+//! another log hands it to log 0's leader, once that one has all of it. Where a log does not come
+//! for long, log 0 goes to where that log is, and after that to others in turn, each time with more
+//! patience: two replicas that cannot have everything do not throw log 0 at each other for ever,
+//! and one that can is reached.
 //= cyclone §5.1
 
 /// A log as its replica sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogView {
+pub struct LogLeadership {
     /// Whether this replica leads it.
     pub leads: bool,
     /// Its leader, if known.
@@ -44,11 +46,11 @@ pub struct Colocation {
     own: u64,
     election_ticks: u32,
     /// Ticks until each log may be acted on again.
-    rest: Vec<u32>,
+    cooldown: Vec<u32>,
     /// Ticks since this replica leads log 0 without leading all.
-    apart: u32,
+    split_ticks: u32,
     /// Times that log 0 was given away for that.
-    given_away: u32,
+    home_transfers: u32,
     leaving: bool,
 }
 
@@ -63,9 +65,9 @@ impl Colocation {
         Colocation {
             own,
             election_ticks,
-            rest: vec![0; logs],
-            apart: 0,
-            given_away: 0,
+            cooldown: vec![0; logs],
+            split_ticks: 0,
+            home_transfers: 0,
             leaving: false,
         }
     }
@@ -80,10 +82,11 @@ impl Colocation {
         self.leaving
     }
 
-    /// What to do now; called with `ticks` that have passed, and with 0 when leadership has changed in between.
-    pub fn decide(&mut self, ticks: u32, logs: &[LogView]) -> Vec<Action> {
-        for rest in &mut self.rest {
-            *rest = rest.saturating_sub(ticks);
+    /// What to do now; called with `ticks` that have passed, and with 0 when leadership has changed
+    /// in between.
+    pub fn decide(&mut self, ticks: u32, logs: &[LogLeadership]) -> Vec<Action> {
+        for cooldown in &mut self.cooldown {
+            *cooldown = cooldown.saturating_sub(ticks);
         }
         let Some((home, others)) = logs.split_first() else {
             return Vec::new();
@@ -93,49 +96,55 @@ impl Colocation {
         }
         let mut actions = Vec::new();
         if !home.leads {
-            self.apart = 0;
+            self.split_ticks = 0;
             self.hand_over(home, others, &mut actions);
         } else if others.iter().all(|log| log.leads) {
-            (self.apart, self.given_away) = (0, 0);
+            (self.split_ticks, self.home_transfers) = (0, 0);
         } else {
-            self.attract(ticks, home, others, &mut actions);
+            self.claim_logs(ticks, home, others, &mut actions);
         }
         actions
     }
 
     /// Another replica leads log 0, or nobody does.
-    fn hand_over(&mut self, home: &LogView, others: &[LogView], actions: &mut Vec<Action>) {
+    fn hand_over(
+        &mut self,
+        home: &LogLeadership,
+        others: &[LogLeadership],
+        actions: &mut Vec<Action>,
+    ) {
         let Some(to) = home.leader.filter(|_| !home.silent) else {
             return;
         };
         for (log, view) in (1..).zip(others) {
-            if view.leads && view.ready.contains(&to) && self.rest[log] == 0 {
-                self.rest[log] = self.election_ticks;
+            if view.leads && view.ready.contains(&to) && self.cooldown[log] == 0 {
+                self.cooldown[log] = self.election_ticks;
                 actions.push(Action::Transfer { log, to });
             }
         }
     }
 
     /// This replica leads log 0.
-    fn attract(
+    fn claim_logs(
         &mut self,
         ticks: u32,
-        home: &LogView,
-        others: &[LogView],
+        home: &LogLeadership,
+        others: &[LogLeadership],
         actions: &mut Vec<Action>,
     ) {
         for (log, view) in (1..).zip(others) {
-            // An election that is begun again forgets the votes that are on their way: where they take longer than the rest it
-            // would never end. One that fails Raft begins again by itself.
+            // An election that is begun again forgets the votes that are on their way: where they
+            // take longer than the rest it would never end. One that fails Raft begins again by
+            // itself.
             let free = (view.leader.is_none() || view.silent) && !view.candidate;
-            if !view.leads && free && self.rest[log] == 0 {
-                self.rest[log] = self.election_ticks / 2 + 1;
+            if !view.leads && free && self.cooldown[log] == 0 {
+                self.cooldown[log] = self.election_ticks / 2 + 1;
                 actions.push(Action::Campaign { log });
             }
         }
-        self.apart = self.apart.saturating_add(ticks);
-        let patience = (self.election_ticks * PATIENCE) << self.given_away.min(MOST_PATIENCE);
-        if self.apart < patience {
+        self.split_ticks = self.split_ticks.saturating_add(ticks);
+        let patience = (self.election_ticks * PATIENCE) << self.home_transfers.min(MOST_PATIENCE);
+        if self.split_ticks < patience {
             return;
         }
         // First to where the log is that does not come; if that did not help, to others in turn.
@@ -146,17 +155,18 @@ impl Colocation {
         let turn = || {
             let count = home.ready.len().max(1);
             home.ready
-                .get(self.given_away as usize / 2 % count)
+                .get(self.home_transfers as usize / 2 % count)
                 .copied()
         };
-        let to = match self.given_away.is_multiple_of(2) {
+        let to = match self.home_transfers.is_multiple_of(2) {
             true => there.or_else(turn),
             false => turn(),
         };
-        // Where nobody is ready at this moment, the next one decides: whoever is heard from is asked anew once per election
-        // time-out, and patience is a multiple of that, so that a whole patience later nobody would be ready again.
+        // Where nobody is ready at this moment, the next one decides: whoever is heard from is
+        // asked anew once per election time-out, and patience is a multiple of that, so that a
+        // whole patience later nobody would be ready again.
         if let Some(to) = to.filter(|to| *to != self.own) {
-            (self.apart, self.given_away) = (0, self.given_away + 1);
+            (self.split_ticks, self.home_transfers) = (0, self.home_transfers + 1);
             actions.push(Action::Transfer { log: 0, to });
         }
     }
@@ -192,9 +202,9 @@ mod tests {
             }
         }
 
-        fn views(&self, own: u64) -> Vec<LogView> {
+        fn views(&self, own: u64) -> Vec<LogLeadership> {
             let logs = self.leaders.iter().zip(&self.running);
-            logs.map(|(leader, running)| LogView {
+            logs.map(|(leader, running)| LogLeadership {
                 leads: *leader == Some(own),
                 leader: *leader,
                 silent: false,
@@ -251,7 +261,8 @@ mod tests {
         }
     }
 
-    /// Every assignment of leaders to three logs converges to log 0's leader, within a few ticks and for good.
+    /// Every assignment of leaders to three logs converges to log 0's leader, within a few ticks
+    /// and for good.
     #[test]
     fn all_logs_come_to_log_zero() {
         for case in 0..4u64.pow(3) {
@@ -271,11 +282,13 @@ mod tests {
         }
     }
 
-    /// Whatever replicas cannot lead whatever logs: as long as one can lead all, everything ends up at such a one.
+    /// Whatever replicas cannot lead whatever logs: as long as one can lead all, everything ends up
+    /// at such a one.
     #[test]
     fn where_a_log_cannot_come_log_zero_moves() {
         for able in 1..=3u64 {
-            // Each of the two others cannot lead some set of logs; log 0 it can, or the question does not arise.
+            // Each of the two others cannot lead some set of logs; log 0 it can, or the question
+            // does not arise.
             for case in 1..64usize {
                 let others: Vec<u64> = (1..=3).filter(|id| *id != able).collect();
                 let mut cannot = Vec::new();
@@ -308,7 +321,8 @@ mod tests {
         }
     }
 
-    /// Votes between replicas that are far apart, or that sync them to a disk, take longer than a log is left alone.
+    /// Votes between replicas that are far apart, or that sync them to a disk, take longer than a
+    /// log is left alone.
     #[test]
     fn an_election_under_way_is_not_begun_again() {
         for election in 1..4 * TICKS {
@@ -321,12 +335,13 @@ mod tests {
         }
     }
 
-    /// Raft forgets once per election time-out whom the leader has heard from, until they answer the next heartbeat. Patience
-    /// that ends at just that moment, which it does every time or never, must not begin anew.
+    /// Raft forgets once per election time-out whom the leader has heard from, until they answer
+    /// the next heartbeat. Patience that ends at just that moment, which it does every time or
+    /// never, must not begin anew.
     #[test]
     fn nobody_is_ready_when_patience_ends() {
         let mut mind = Colocation::new(1, 2, TICKS);
-        let view = |tick: u32, log: u64| LogView {
+        let view = |tick: u32, log: u64| LogLeadership {
             leads: log == 0,
             leader: Some(1 + log),
             silent: false,
@@ -346,14 +361,14 @@ mod tests {
     #[test]
     fn a_replica_that_leaves_attracts_nothing() {
         let mut mind = Colocation::new(1, 2, TICKS);
-        let free = LogView {
+        let free = LogLeadership {
             leads: false,
             leader: None,
             silent: false,
             candidate: false,
             ready: Vec::new(),
         };
-        let home = LogView {
+        let home = LogLeadership {
             leads: true,
             leader: Some(1),
             silent: false,

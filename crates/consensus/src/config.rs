@@ -11,23 +11,26 @@ pub struct Config {
     pub log: u16,
     /// This replica; not 0.
     pub id: u64,
-    /// The first configuration's voters. A ring that already knows its membership goes by that. Empty: a replica that joins; it
-    /// neither votes nor campaigns until a leader has told it of a membership.
+    /// The first configuration's voters. A ring that already knows its membership goes by that.
+    /// Empty: a replica that joins; it neither votes nor campaigns until a leader has told it of a
+    /// membership.
     pub voters: Vec<u64>,
     /// The cluster, which membership entries name.
     pub cluster: u128,
-    /// The membership that the store knows, with the index of the entry that brought it. It counts where the ring knows less: a
-    /// crash came between the installation of a checkpoint and the ring's reset.
+    /// The membership that the store knows, with the index of the entry that brought it. It counts
+    /// where the ring knows less: a crash came between the installation of a checkpoint and the
+    /// ring's reset.
     pub members: Option<(u64, Members)>,
     /// Last index that the store has applied; entries behind it are delivered.
     pub applied: u64,
-    /// Term of the entry at `applied`; needed only when the store is ahead of the ring (a crash between the
-    /// installation of a checkpoint and the ring's reset). 0 if not known.
+    /// Term of the entry at `applied`; needed only when the store is ahead of the ring (a crash
+    /// between the installation of a checkpoint and the ring's reset). 0 if not known.
     pub applied_term: u64,
-    /// Ticks without a leader before an election; the real time-out lies between this and twice as much.
+    /// Ticks without a leader before an election; the real time-out lies between this and twice as
+    /// much.
     pub election_ticks: u32,
-    /// Ticks that this replica waits longer before an election than others are sure to be free to vote: where several
-    /// logs want one leader, one of them is to decide and the others to follow.
+    /// Ticks that this replica waits longer before an election than others are sure to be free to
+    /// vote: where several logs want one leader, one of them is to decide and the others to follow.
     pub election_delay_ticks: u32,
     /// Ticks between heartbeats.
     pub heartbeat_ticks: u32,
@@ -37,14 +40,15 @@ pub struct Config {
     pub check_quorum: bool,
     /// One append per peer and burst instead of one per proposal.
     pub batch_append: bool,
-    /// Tell followers of every commitment at once, instead of with the next append or heartbeat. Costs two messages per
-    /// peer and burst; only useful where followers answer reads.
+    /// Tell followers of every commitment at once, instead of with the next append or heartbeat.
+    /// Costs two messages per peer and burst; only useful where followers answer reads.
     pub eager_commit: bool,
     /// Appends to one peer that may be unacknowledged.
     pub max_inflight_msgs: usize,
     /// Payload bytes of those; one entry always goes.
     pub max_inflight_bytes: u64,
-    /// Payload bytes in one message on the wire; longer appends are split. An entry that is longer goes alone.
+    /// Payload bytes in one message on the wire; longer appends are split. An entry that is longer
+    /// goes alone.
     pub max_message_bytes: u64,
     /// Payload bytes read from the log at once for one peer that is behind.
     pub max_append_bytes: u64,
@@ -59,7 +63,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The default settings: 10 ticks per election, 2 per heartbeat, pre-vote, check-quorum, batched appends.
+    /// The default settings: 10 ticks per election, 2 per heartbeat, pre-vote, check-quorum,
+    /// batched appends.
     pub fn new(log: u16, id: u64, voters: &[u64]) -> Self {
         Config {
             log,
@@ -118,7 +123,8 @@ impl Config {
             election_tick: self.election_ticks as usize,
             heartbeat_tick: self.heartbeat_ticks as usize,
             applied,
-            // raft-rs would count the bytes of its own encoding; our limits count payloads and are kept elsewhere.
+            // raft-rs would count the bytes of its own encoding; our limits count payloads and are
+            // kept elsewhere.
             max_size_per_msg: raft::NO_LIMIT,
             max_uncommitted_size: raft::NO_LIMIT,
             max_committed_size_per_ready: raft::NO_LIMIT,

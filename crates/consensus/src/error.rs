@@ -41,7 +41,8 @@ pub enum ConsensusError {
     /// raft-rs refused what it must not refuse.
     #[error("raft: {0}")]
     Raft(String),
-    /// A membership entry that does not follow from the membership before it, or does not read back.
+    /// A membership entry that does not follow from the membership before it, or does not read
+    /// back.
     #[error("the membership entry {index} cannot be carried out")]
     Members {
         /// The entry.
@@ -94,13 +95,15 @@ pub enum ProposeError {
         /// The limit.
         limit: u64,
     },
-    /// A change of the membership is under way, or this leader has not committed an entry of its own term yet.
+    /// A change of the membership is under way, or this leader has not committed an entry of its
+    /// own term yet.
     #[error("another change of the membership may be under way")]
     Changing,
     /// A membership that makes no sense.
     #[error("the membership makes no sense")]
     BadMembers,
-    /// A replica that is to vote does not have the entry yet by which it takes part: it must be a learner first.
+    /// A replica that is to vote does not have the entry yet by which it takes part: it must be a
+    /// learner first.
     #[error("{id} is not known to take part yet, so it cannot vote")]
     Behind {
         /// The replica.
@@ -117,7 +120,8 @@ pub enum RequestError {
         /// The leader, if known.
         leader: Option<u64>,
     },
-    /// The leader has not committed an entry of its own term yet, or the log is not persisted: try again.
+    /// The leader has not committed an entry of its own term yet, or the log is not persisted: try
+    /// again.
     #[error("not yet")]
     NotYet,
     /// Too many reads wait for confirmation.
@@ -175,12 +179,18 @@ pub enum StepError {
         term: u64,
     },
     /// An entry at or below the commit index differs from the committed one.
-    #[error("entry {index} contradicts what is committed up to {commit}")]
+    #[error(
+        "entry {index} is committed here with term {own_term}, the leader has one of term {leader_term} there (committed up to {commit})"
+    )]
     ContradictsCommitted {
         /// The entry.
         index: u64,
         /// This replica's commit index.
         commit: u64,
+        /// The entry's term here.
+        own_term: u64,
+        /// The term of the leader's entry.
+        leader_term: u64,
     },
     /// An index beyond the end of this replica's log, where the sender must know better.
     #[error("index {index} is beyond the last index {last}")]

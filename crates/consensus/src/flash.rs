@@ -1,5 +1,6 @@
-//! The second level below a group's ring: draining into it, feeding followers and a replay from it, and, where it is the
-//! only durable level, holding back what must not leave before it is durable there. //= cyclone §3
+//! The second level below a group's ring: draining into it, feeding followers and a replay from it,
+//! and, where it is the only durable level, holding back what must not leave before it is durable
+//! there. //= cyclone §3
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,9 +17,9 @@ use raft::{GetEntriesContext, Ready as RaftReady};
 
 use crate::error::ConsensusError;
 use crate::group::Group;
+use crate::group::Part;
 use crate::message::OutMessage;
 use crate::outbox::{Committed, Outbox};
-use crate::readback::Part;
 
 /// Ranges of entries kept for messages to followers.
 const RANGES: usize = 8;
@@ -28,7 +29,8 @@ const ASKERS: usize = 9;
 const WANTED: usize = 9;
 /// Payload bytes read at once for a replay.
 const REPLAY_BYTES: u64 = 1 << 20;
-/// Failures of the device at one entry before it counts as unreadable: a read may fail for a moment.
+/// Failures of the device at one entry before it counts as unreadable: a read may fail for a
+/// moment.
 const FAILURES: usize = 3;
 /// The same at whatever entries, none of which was read since.
 const FAILURES_IN_ALL: usize = 16;
@@ -37,12 +39,12 @@ const FAILURES_IN_ALL: usize = 16;
 struct Wanted {
     low: u64,
     high: u64,
-    askers: Vec<GetEntriesContext>,
+    contexts: Vec<GetEntriesContext>,
     fetch: Option<FetchId>,
 }
 
 /// A step whose entries and hard state are on their way to flash.
-struct Mark {
+struct FlashFlushPoint {
     /// raft-rs's number of the step.
     number: u64,
     last: u64,
@@ -55,7 +57,7 @@ struct Mark {
 }
 
 /// What a step that is being persisted means for flash, where that is the only durable level.
-pub(crate) struct Behind {
+pub(crate) struct PendingFlashStep {
     /// It says something new.
     changes: bool,
     new_term: bool,
@@ -70,9 +72,9 @@ struct Replay {
 }
 
 /// What a group keeps about its flash log.
-pub(crate) struct Level {
+pub(crate) struct FlashTier {
     pub(crate) log: FlashLog,
-    marks: VecDeque<Mark>,
+    marks: VecDeque<FlashFlushPoint>,
     /// The step, by raft-rs's number, that made a new term known and is not durable yet.
     new_term: Option<u64>,
     wanted: RefCell<Vec<Wanted>>,
@@ -83,15 +85,16 @@ pub(crate) struct Level {
     /// Something on flash did not read back: followers that need it get a checkpoint.
     pub(crate) unreadable: Option<FetchError>,
     /// It has not been told yet.
-    untold: bool,
-    /// Entries at which the device failed and that have not been read since, each as often as it did.
+    unreported: bool,
+    /// Entries at which the device failed and that have not been read since, each as often as it
+    /// did.
     failed: Vec<u64>,
     now_us: u64,
 }
 
-impl Level {
-    pub(crate) fn new(log: FlashLog) -> Level {
-        Level {
+impl FlashTier {
+    pub(crate) fn new(log: FlashLog) -> FlashTier {
+        FlashTier {
             log,
             marks: VecDeque::new(),
             new_term: None,
@@ -100,7 +103,7 @@ impl Level {
             replay: Replay::default(),
             archive: Part::default(),
             unreadable: None,
-            untold: false,
+            unreported: false,
             failed: Vec::new(),
             now_us: 0,
         }
@@ -126,11 +129,11 @@ impl Level {
         let mut wanted = self.wanted.borrow_mut();
         let room = wanted.len() < WANTED;
         match wanted.iter_mut().find(|wanted| wanted.low == low) {
-            Some(known) if known.askers.len() < ASKERS => known.askers.push(asker),
+            Some(known) if known.contexts.len() < ASKERS => known.contexts.push(asker),
             None if room => wanted.push(Wanted {
                 low,
                 high,
-                askers: vec![asker],
+                contexts: vec![asker],
                 fetch: None,
             }),
             // raft-rs asks again with the follower's next answer.
@@ -179,10 +182,10 @@ impl Level {
                     self.ranges.pop_front();
                 }
                 self.ranges.push_back(entries);
-                go_on.extend(wanted.askers);
+                go_on.extend(wanted.contexts);
             } else if self.unreadable.is_some() {
                 // They are told that there is nothing to be had, and ask for a checkpoint.
-                go_on.extend(wanted.askers);
+                go_on.extend(wanted.contexts);
             }
         }
         go_on
@@ -208,13 +211,13 @@ impl Level {
             FetchError::Missing { .. } | FetchError::Busy(_) => false,
         };
         if given_up && self.unreadable.is_none() {
-            (self.unreadable, self.untold) = (Some(error), true);
+            (self.unreadable, self.unreported) = (Some(error), true);
         }
     }
 
     /// What did not read back is gone.
     fn is_mended(&mut self) {
-        (self.unreadable, self.untold) = (None, false);
+        (self.unreadable, self.unreported) = (None, false);
         self.failed.clear();
     }
 
@@ -262,7 +265,7 @@ pub struct FlashStatus {
 }
 
 impl Group {
-    fn level(&self) -> Option<&Level> {
+    fn level(&self) -> Option<&FlashTier> {
         self.raw.store().flash.as_ref()
     }
 
@@ -271,13 +274,13 @@ impl Group {
         self.level()?.replayed(index)
     }
 
-    pub(crate) fn level_mut(&mut self) -> Option<&mut Level> {
+    pub(crate) fn level_mut(&mut self) -> Option<&mut FlashTier> {
         self.raw.mut_store().flash.as_mut()
     }
 
     /// Whether flash is the only durable level.
     pub(crate) fn is_behind_flash(&self) -> bool {
-        self.level().is_some_and(Level::is_only)
+        self.level().is_some_and(FlashTier::is_only)
     }
 
     /// The second level at `now_us`, if there is one.
@@ -299,13 +302,15 @@ impl Group {
         self.level().map(|level| &level.log)
     }
 
-    /// When [`Group::poll_flash`] wants to be called by itself, in microseconds of the clock that it is given.
+    /// When [`Group::poll_flash`] wants to be called by itself, in microseconds of the clock that
+    /// it is given.
     pub fn flash_deadline_us(&self) -> u64 {
         self.level()
             .map_or(u64::MAX, |level| level.log.deadline_us())
     }
 
-    /// What may go to flash: what is about to be replaced still stands in the ring, and may lie below the commit index.
+    /// What may go to flash: what is about to be replaced still stands in the ring, and may lie
+    /// below the commit index.
     fn committed_in_ring(&self) -> u64 {
         let log = &self.raw.raft.raft_log;
         match log.unstable_snapshot() {
@@ -314,8 +319,9 @@ impl Group {
         }
     }
 
-    /// Hands the second level what has been committed since, if NVM is the first. Call it at the end of every step, when
-    /// all that others wait for is on its way. Answers whether anything moved.
+    /// Hands the second level what has been committed since, if NVM is the first. Call it at the
+    /// end of every step, when all that others wait for is on its way. Answers whether anything
+    /// moved.
     //= cyclone §3
     pub fn drain_flash(&mut self, now_us: u64) -> bool {
         let committed = self.committed_in_ring();
@@ -327,9 +333,9 @@ impl Group {
         })
     }
 
-    /// Moves the second level on: takes back what the device has done, as the only durable level hands it more, and tells
-    /// raft-rs what has become durable or readable. Call it in every step, before and after [`Group::take_ready`]. Answers
-    /// how much was done, and what may leave now.
+    /// Moves the second level on: takes back what the device has done, as the only durable level
+    /// hands it more, and tells raft-rs what has become durable or readable. Call it in every step,
+    /// before and after [`Group::take_ready`]. Answers how much was done, and what may leave now.
     ///
     /// # Errors
     /// The group is of no further use.
@@ -374,35 +380,37 @@ impl Group {
         Ok(outbox)
     }
 
-    /// Where flash is the only durable level, before a step is written to the ring: what it means for flash.
-    pub(crate) fn put_behind(
+    /// Where flash is the only durable level, before a step is written to the ring: what it means
+    /// for flash.
+    pub(crate) fn stage_flash_step(
         &mut self,
         entries: &[Entry],
         hard_state: Option<&HardState>,
         is_reset: bool,
-    ) -> Behind {
+    ) -> PendingFlashStep {
         let term = self.raw.store().ring.hard_state().term;
         let replaced = entries.first().map(|entry| entry.index);
         let replaced = replaced.filter(|index| *index <= self.raw.store().ring.last_index());
         if let (Some(index), Some(level)) = (replaced, self.level_mut()) {
             level.log.rewind(index);
         }
-        Behind {
+        PendingFlashStep {
             changes: hard_state.is_some() || !entries.is_empty() || is_reset,
             new_term: hard_state.is_some_and(|state| state.term > term),
         }
     }
 
-    /// The counterpart of `finish_step` where flash is the only durable level: the ring has it, flash gets it; a leader's
-    /// appends may leave at once, everything else waits. The step itself counts when it is durable.
-    pub(crate) fn finish_behind(
+    /// The counterpart of `finish_step` where flash is the only durable level: the ring has it,
+    /// flash gets it; a leader's appends may leave at once, everything else waits. The step itself
+    /// counts when it is durable.
+    pub(crate) fn finish_flash_step(
         &mut self,
         mut ready: RaftReady,
         snapshot: Option<&SnapshotMeta>,
-        behind: Behind,
+        behind: PendingFlashStep,
         durable: Persisted,
     ) -> Result<Outbox, ConsensusError> {
-        let Behind { changes, new_term } = behind;
+        let PendingFlashStep { changes, new_term } = behind;
         let last = durable.last();
         let (mut early, mut held) = (ready.take_messages(), ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
@@ -417,8 +425,8 @@ impl Group {
                 level.new_term
             };
             if level.new_term.is_some() {
-                // Who needs no vote but its own leads before that is durable. What it sent then, it might send
-                // otherwise in the same term after a crash.
+                // Who needs no vote but its own leads before that is durable. What it sent then, it
+                // might send otherwise in the same term after a crash.
                 early.append(&mut held);
                 held = std::mem::take(&mut early);
             }
@@ -427,10 +435,10 @@ impl Group {
             self.delivered = self.delivered.max(meta.index);
         }
         let mut outbox = Outbox::open(durable);
-        self.settle_uncommitted(role_changed);
-        self.fill(&mut outbox, early, committed)?;
+        self.update_uncommitted_bytes(role_changed);
+        self.collect_committed(&mut outbox, early, committed)?;
         let mut later = Outbox::default();
-        self.fill(&mut later, held, Vec::new())?;
+        self.collect_committed(&mut later, held, Vec::new())?;
         self.complete(&mut outbox, reads, role_changed);
         let view = self.raw.mut_store();
         let state = view.ring.hard_state().clone();
@@ -447,7 +455,7 @@ impl Group {
             self.raw.on_persist_ready(number);
             return Ok(outbox);
         }
-        level.marks.push_back(Mark {
+        level.marks.push_back(FlashFlushPoint {
             number,
             last,
             version,
@@ -469,15 +477,16 @@ impl Group {
 
     /// What has not read back, once.
     pub fn take_unreadable(&mut self) -> Option<FetchError> {
-        let level = self.level_mut().filter(|level| level.untold)?;
-        level.untold = false;
+        let level = self.level_mut().filter(|level| level.unreported)?;
+        level.unreported = false;
         level.unreadable
     }
 
-    /// Leaves behind on flash what did not read back, once the store survives without it: `flushed` is the last entry that
-    /// it would still have after a crash. Until nothing depends on it any more, the ring is not to be released beyond
-    /// `flushed` where it has what flash lacks. Answers whether it would help if the store flushed.
-    pub fn mend_flash(&mut self, flushed: u64) -> bool {
+    /// Leaves behind on flash what did not read back, once the store survives without it: `flushed`
+    /// is the last entry that it would still have after a crash. Until nothing depends on it any
+    /// more, the ring is not to be released beyond `flushed` where it has what flash lacks. Answers
+    /// whether it would help if the store flushed.
+    pub fn discard_unreadable(&mut self, flushed: u64) -> bool {
         let applied = self.raw.raft.raft_log.applied;
         let view = self.raw.mut_store();
         let Some(level) = view.flash.as_mut() else {
@@ -501,15 +510,16 @@ impl Group {
                 through < before
             }
             FlashMode::Only => {
-                // What was told is durable nowhere else: it cannot be written anew, only be outlived.
+                // What was told is durable nowhere else: it cannot be written anew, only be
+                // outlived.
                 log.trim(through);
                 !log.trim_leaves(page, through) && log.trim_leaves(page, applied)
             }
         }
     }
 
-    /// Lets the ring drop entries up to `through` that are applied and durable on flash. Without a second level nothing
-    /// happens.
+    /// Lets the ring drop entries up to `through` that are applied and durable on flash. Without a
+    /// second level nothing happens.
     ///
     /// # Errors
     /// The ring failed; the group is of no further use.
@@ -525,7 +535,8 @@ impl Group {
         };
         let mut through = through.min(applied).min(on_flash);
         if level.is_only() {
-            // After the loss of memory the ring is filled again from there on, and must have room for it.
+            // After the loss of memory the ring is filled again from there on, and must have room
+            // for it.
             through = through.min(level.log.durable_commit());
         }
         if through >= view.ring.first_index() {
@@ -543,8 +554,9 @@ impl Group {
         Some(self.raw.store().first())
     }
 
-    /// The next entries of a replay: those from `from` up to `to` that are on flash and not in the ring, in order, a part
-    /// at a time. Their payloads are had by [`Group::copy_payload`] until the next part. Empty: ask again later.
+    /// The next entries of a replay: those from `from` up to `to` that are on flash and not in the
+    /// ring, in order, a part at a time. Their payloads are had by [`Group::copy_payload`] until
+    /// the next part. Empty: ask again later.
     ///
     /// # Errors
     /// Flash does not read back what the store lacks.

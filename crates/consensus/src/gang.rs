@@ -1,19 +1,20 @@
 //! Whether a gang is applied (cyclone §5.1): a function of what the logs hold, never of time.
 //!
-//! A gang has an entry in each participant's log, all under one nonce. Each log casts a vote, by what comes first in it:
-//! the gang's part, an abort entry, or an entry of a term above the one that the coordinator led it in. The gang is
-//! applied iff every vote is a part.
+//! A gang has an entry in each participant's log, all under one nonce. Each log casts a vote, by
+//! what comes first in it: the gang's part, an abort entry, or an entry of a term above the one
+//! that the coordinator led it in. The gang is applied iff every vote is a part.
 //!
 //! A log stands still at a gang's entry until enough is known. Then
 //!
-//! - with a part or an abort entry in every log, all of them go on *together*: one write moves every participant's
-//!   applied index and term, whether the gang has an effect or not;
-//! - with a log whose term has moved past the view without an entry of the gang, the gang has no effect and every other
-//!   log may go on alone. The evidence is the applied term of that log, which never goes back, so it cannot be lost by
-//!   trimming, by a crash, or by the installation of a checkpoint.
+//! - with a part or an abort entry in every log, all of them go on *together*: one write moves
+//!   every participant's applied index and term, whether the gang has an effect or not;
+//! - with a log whose term has moved past the view without an entry of the gang, the gang has no
+//!   effect and every other log may go on alone. The evidence is the applied term of that log,
+//!   which never goes back, so it cannot be lost by trimming, by a crash, or by the installation of
+//!   a checkpoint.
 //!
-//! So an entry of the gang that has been passed *was* passed by that rule, and what is left decides alike whenever and
-//! wherever it is looked at.
+//! So an entry of the gang that has been passed *was* passed by that rule, and what is left decides
+//! alike whenever and wherever it is looked at.
 //= cyclone §5.1
 
 use std::collections::VecDeque;
@@ -56,24 +57,24 @@ enum Vote {
 
 /// What one replica knows of the gangs in its logs' committed and not yet applied entries.
 #[derive(Clone, Debug)]
-pub struct GangBook {
+pub struct GangTable {
     logs: Vec<Log>,
 }
 
-impl GangBook {
+impl GangTable {
     /// For logs whose last applied entries have these terms.
-    pub fn new(applied_terms: &[u64]) -> GangBook {
+    pub fn new(applied_terms: &[u64]) -> GangTable {
         let log = |term: &u64| Log {
             term: *term,
             waiting: VecDeque::new(),
         };
-        GangBook {
+        GangTable {
             logs: applied_terms.iter().map(log).collect(),
         }
     }
 
-    /// Begins anew with a log whose last applied entry has this term: a checkpoint was installed. The entries behind it
-    /// are to be told again.
+    /// Begins anew with a log whose last applied entry has this term: a checkpoint was installed.
+    /// The entries behind it are to be told again.
     pub fn reset(&mut self, log: usize, applied_term: u64) {
         self.logs[log] = Log {
             term: applied_term,
@@ -81,8 +82,8 @@ impl GangBook {
         };
     }
 
-    /// A log has committed another entry; `head` if it belongs to a gang. Answers whether the log must stand still
-    /// there. An entry that its own view does not know is none of a gang.
+    /// A log has committed another entry; `head` if it belongs to a gang. Answers whether the log
+    /// must stand still there. An entry that its own view does not know is none of a gang.
     pub fn committed(&mut self, log: usize, index: u64, term: u64, head: Option<Head>) -> bool {
         let book = &mut self.logs[log];
         book.term = book.term.max(term);

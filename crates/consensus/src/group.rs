@@ -1,8 +1,14 @@
 //! The group: raft-rs behind a guarded door.
 
 mod checkpoint;
+mod clocks;
+mod encode;
+mod failpoints;
+mod impairment;
 mod members;
-mod mistakes;
+mod participation;
+mod readback;
+mod status;
 
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::{FlashLog, FlashMode};
@@ -14,25 +20,33 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 
 use crate::config::Config;
 use crate::error::{ConsensusError, ProposeError, RequestError, StepError};
-use crate::flash::Level;
-use crate::message;
+use crate::flash::FlashTier;
+use crate::message::{self, OutMessage};
 use crate::outbox::Ready;
-use crate::rest::Rest;
-use crate::staging::{self, Staging};
+use crate::quiescence::Quiescence;
+use crate::staging::{self, Staging, record_bound};
 use crate::status::Role;
-use crate::view::{self, LogView, record_bound};
+use crate::view::{self, RaftStorage};
 use crate::window::Windows;
+
+use clocks::WallClocks;
+pub use encode::EncodedMessage;
+use impairment::Impairment;
+pub use participation::{Diverged, LostEntries, Participation};
+pub(crate) use readback::Part;
+pub use readback::{EntryFragment, Pieces, ReadBack};
 
 /// Reads that may wait for confirmation at once.
 const MAX_READS: usize = 4096;
-/// Ring bytes and slots that proposals leave free, for the entries that new leaders begin their terms with.
+/// Ring bytes and slots that proposals leave free, for the entries that new leaders begin their
+/// terms with.
 const RESERVE_BYTES: u64 = 8 << 10;
 const RESERVE_SLOTS: u64 = 8;
 
 /// One replica of one physical log's Raft group.
 pub struct Group {
     pub(crate) config: Config,
-    pub(crate) raw: RawNode<LogView>,
+    pub(crate) raw: RawNode<RaftStorage>,
     pub(crate) staging: Staging,
     /// Proposals that have an index and are handed to raft-rs all at once.
     pending: Vec<Entry>,
@@ -51,9 +65,14 @@ pub struct Group {
     attempts: u64,
     pub(crate) failed: bool,
     pub(crate) windows: Windows,
-    pub(crate) rest: Rest,
-    /// Its leader has been heard since [`Group::take_heard`].
+    pub(crate) quiescence: Quiescence,
+    pub(crate) impairment: Impairment,
+    pub(crate) wall_clocks: WallClocks,
+    /// Its leader has been heard since [`Group::take_leader_contact`].
     pub(crate) heard: bool,
+    participation: Participation,
+    lost: Option<LostEntries>,
+    diverged: Option<Diverged>,
 }
 
 impl Group {
@@ -65,7 +84,8 @@ impl Group {
         Group::open_with(config, ring, None)
     }
 
-    /// Starts the replica over a ring and a second level that have been opened or created, and fit each other.
+    /// Starts the replica over a ring and a second level that have been opened or created, and fit
+    /// each other.
     ///
     /// # Errors
     /// As [`Group::open`].
@@ -128,9 +148,9 @@ impl Group {
         // What lies between the store's state and the ring is replayed from flash, without raft-rs.
         let applied = config.applied.max(ring.first_index() - 1);
         let commit = ring.hard_state().commit;
-        let view = LogView {
+        let view = RaftStorage {
             ring,
-            flash: flash.map(Level::new),
+            flash: flash.map(FlashTier::new),
             available: None,
             wants_snapshot: false.into(),
             max_append_bytes,
@@ -152,8 +172,13 @@ impl Group {
             attempts: 0,
             failed: false,
             windows: Windows::default(),
-            rest: Rest::default(),
+            quiescence: Quiescence::default(),
+            impairment: Impairment::default(),
+            wall_clocks: WallClocks::default(),
             heard: false,
+            participation: Participation::Full,
+            lost: None,
+            diverged: None,
         };
         group.settle();
         Ok(group)
@@ -210,7 +235,8 @@ impl Group {
         self.raw.raft.raft_log.last_index() + self.pending.len() as u64
     }
 
-    /// Payload bytes appended since the start: left in the frames they were received in, and copied.
+    /// Payload bytes appended since the start: left in the frames they were received in, and
+    /// copied.
     pub fn payload_bytes(&self) -> (u64, u64) {
         self.raw.store().ring.payload_bytes()
     }
@@ -232,8 +258,8 @@ impl Group {
             .min(self.raw.store().ring.max_payload())
     }
 
-    /// Takes an entry; answers its index. It is committed when an [`crate::Outbox`] delivers that index with the
-    /// current term, and lost when one delivers it with another term.
+    /// Takes an entry; answers its index. It is committed when an [`crate::Outbox`] delivers that
+    /// index with the current term, and lost when one delivers it with another term.
     ///
     /// # Errors
     /// Nothing was done: not the leader, no room, too large.
@@ -250,8 +276,8 @@ impl Group {
         Ok(index)
     }
 
-    /// Whether [`Group::propose`] would take this entry now. Several logs can so be asked before the first is given
-    /// its part of something that concerns all.
+    /// Whether [`Group::propose`] would take this entry now. Several logs can so be asked before
+    /// the first is given its part of something that concerns all.
     ///
     /// # Errors
     /// Why it would not.
@@ -279,13 +305,13 @@ impl Group {
         let index = self.last_index() + 1;
         self.check_uncommitted(index, bytes)?;
         let cost = staging::cost(payload);
-        self.check_room(cost + RESERVE_BYTES, 1 + RESERVE_SLOTS, cost, index)
+        self.check_capacity(cost + RESERVE_BYTES, 1 + RESERVE_SLOTS, cost, index)
             .map_err(|(needed, free)| ProposeError::Full { needed, free })
     }
 
-    /// What is not committed must fit into half of any replica's log, even where every payload is copied: a new leader can
-    /// commit none of it before a majority holds all of it and the entry that its term begins with, and nothing that is not
-    /// committed can be trimmed to make room.
+    /// What is not committed must fit into half of any replica's log, even where every payload is
+    /// copied: a new leader can commit none of it before a majority holds all of it and the entry
+    /// that its term begins with, and nothing that is not committed can be trimmed to make room.
     fn check_uncommitted(&self, index: u64, payload_bytes: u64) -> Result<(), ProposeError> {
         let ring = &self.raw.store().ring;
         let entries = index - self.commit();
@@ -301,7 +327,8 @@ impl Group {
         Ok(())
     }
 
-    /// Hands the proposals to raft-rs in one message. Nothing else may reach raft-rs before: their indexes are promised.
+    /// Hands the proposals to raft-rs in one message. Nothing else may reach raft-rs before: their
+    /// indexes are promised.
     pub(crate) fn flush_proposals(&mut self) {
         if self.pending.is_empty() {
             return;
@@ -314,8 +341,8 @@ impl Group {
         self.failed |= self.raw.raft.step(message).is_err();
     }
 
-    /// Takes a message from another replica; `payloads` is what followed its header. Frames of entries that are not
-    /// needed are released at once.
+    /// Takes a message from another replica; `payloads` is what followed its header. Frames of
+    /// entries that are not needed are released at once.
     ///
     /// # Errors
     /// The message was dropped; the group is unchanged.
@@ -326,24 +353,32 @@ impl Group {
     ) -> Result<(), StepError> {
         self.flush_proposals();
         self.planted_step(&mut message, &payloads);
+        if self.contradicts_only_member(&message) || self.is_to_be_ignored(&message) {
+            return Ok(());
+        }
         let new = loop {
             match self.admit(&message, &payloads) {
-                // As many entries as there is room for: were all refused, a leader that has filled its log while this
-                // one was away would send all of them again, for ever.
+                // As many entries as there is room for: were all refused, a leader that has filled
+                // its log while this one was away would send all of them again, for ever.
                 Err(StepError::Full { .. }) if message.entries.len() > 1 => {
                     message.entries.truncate(message.entries.len() / 2);
                     payloads = payloads.slice(0..message.payload_bytes() as usize);
                 }
-                admitted => break admitted?,
+                Err(error) => {
+                    self.note_divergence(&message, &error);
+                    return Err(error);
+                }
+                Ok(new) => break new,
             }
         };
-        let standing = self.standing(&message);
+        let peer_progress = self.peer_progress(&message);
         self.raw
             .step(message::to_raft(&message))
             .map_err(|_| StepError::Refused)?;
         self.heard |= self.leader() == Some(message.from);
-        self.learn_of_path(&message, standing);
-        self.note_rest(&message);
+        self.on_append_response(&message, peer_progress);
+        self.note_quiescence(&message);
+        self.note_impairment(&message);
         if let Some(new) = new {
             self.stage(&message, new, payloads);
         }
@@ -380,19 +415,23 @@ impl Group {
         log.persisted == log.last_index() && log.unstable_snapshot().is_none()
     }
 
-    /// Whether an election may begin: everything is durable and a new leader's first entry has room.
+    /// Whether an election may begin: everything is durable and a new leader's first entry has
+    /// room.
     pub(crate) fn may_campaign(&self) -> bool {
         self.is_settled()
             && !self.failed
+            && self.participation == Participation::Full
             && !self.has_change_to_make()
-            && self.check_room(record_bound(0, 0), 1, 0, u64::MAX).is_ok()
+            && self
+                .check_capacity(record_bound(0, 0), 1, 0, u64::MAX)
+                .is_ok()
     }
 
     /// Lets time pass.
     pub fn tick(&mut self, ticks: u32) {
         self.flush_proposals();
-        self.doubt_windows();
-        for _ in 0..self.pass_rest(ticks) {
+        self.on_window_tick();
+        for _ in 0..self.consume_quiesced_ticks(ticks) {
             if !self.is_leader() && !self.may_campaign() {
                 // It still hears nothing from a leader, and is free to vote for another.
                 let raft = &mut self.raw.raft;
@@ -410,9 +449,10 @@ impl Group {
         self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;
     }
 
-    /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs its (empty) place in
-    /// the staging queue. And raft-rs draws election time-outs from the thread's generator; they are replaced by a function
-    /// of seed, term and attempts, so that a run can be repeated.
+    /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs
+    /// its (empty) place in the staging queue. And raft-rs draws election time-outs from the
+    /// thread's generator; they are replaced by a function of seed, term and attempts, so that a
+    /// run can be repeated.
     fn settle(&mut self) {
         let raft = &mut self.raw.raft;
         let unstable = raft.raft_log.unstable_entries();
@@ -453,7 +493,8 @@ impl Group {
     }
 
     /// Asks for the index that a linearizable read must see. `context` names the read in
-    /// [`crate::Outbox::read_states`]; it must not have been used before. The answer may fail to come: ask again.
+    /// [`crate::Outbox::read_states`]; it must not have been used before. The answer may fail to
+    /// come: ask again.
     ///
     /// # Errors
     /// Not the leader, no entry of this term committed yet, too many reads waiting.
@@ -475,7 +516,8 @@ impl Group {
         Ok(())
     }
 
-    /// Hands leadership to another voter; proposals are refused until it is done or an election time-out has passed.
+    /// Hands leadership to another voter; proposals are refused until it is done or an election
+    /// time-out has passed.
     ///
     /// # Errors
     /// Not the leader, no such voter.
@@ -520,7 +562,7 @@ impl Group {
     }
 
     /// How full the log is, by bytes or by slots, whichever is fuller: 0 to 1.
-    pub fn fullness(&self) -> f64 {
+    pub fn fill_ratio(&self) -> f64 {
         self.raw.store().ring.fill()
     }
 
@@ -536,7 +578,8 @@ impl Group {
         }
     }
 
-    /// Drops entries up to `through`, as far as they are applied; where there is a second level, from that one, and
+    /// Drops entries up to `through`, as far as they are applied; where there is a second level,
+    /// from that one, and
     /// [`Group::release`] frees the ring. Answers the new first index.
     ///
     /// # Errors

@@ -4,13 +4,15 @@ use crate::group::Group;
 use crate::outbox::Committed;
 
 impl Group {
-    /// Whether the leader, if one is known, has been silent for so long that the others would vote for another.
+    /// Whether the leader, if one is known, has been silent for so long that the others would vote
+    /// for another.
     pub fn leader_is_silent(&self) -> bool {
         let raft = &self.raw.raft;
         !self.is_leader() && raft.election_elapsed >= raft.election_timeout()
     }
 
-    /// Ticks until time alone makes this group do something, a heartbeat or an election; at least one.
+    /// Ticks until time alone makes this group do something, a heartbeat or an election; at least
+    /// one.
     pub fn idle_ticks(&self) -> u64 {
         let raft = &self.raw.raft;
         let (due, elapsed) = match (self.is_leader(), self.leader()) {
@@ -18,16 +20,16 @@ impl Group {
             (false, Some(_)) => (raft.randomized_election_timeout(), raft.election_elapsed),
             (false, None) => return 1,
         };
-        (due.saturating_sub(elapsed) as u64).max(1) + self.rest_left()
+        (due.saturating_sub(elapsed) as u64).max(1) + self.quiesced_ticks_left()
     }
 
     /// Whether it has heard from its leader since the last tick.
-    pub fn has_heard(&self) -> bool {
-        !self.is_leader() && self.raw.raft.election_elapsed == 0 && !self.has_rested()
+    pub fn has_leader_contact(&self) -> bool {
+        !self.is_leader() && self.raw.raft.election_elapsed == 0 && !self.has_skipped_tick()
     }
 
     /// Whether its leader has said something since this was asked last.
-    pub fn take_heard(&mut self) -> bool {
+    pub fn take_leader_contact(&mut self) -> bool {
         std::mem::take(&mut self.heard)
     }
 
@@ -36,7 +38,8 @@ impl Group {
         self.raw.raft.lead_transferee.is_some()
     }
 
-    /// The last entry that an [`crate::Outbox`] has delivered as committed, or that a checkpoint stands for.
+    /// The last entry that an [`crate::Outbox`] has delivered as committed, or that a checkpoint
+    /// stands for.
     pub fn delivered(&self) -> u64 {
         self.delivered
     }
@@ -58,14 +61,16 @@ impl Group {
         })
     }
 
-    /// The store holds everything up to `index` by a checkpoint, and nothing behind it: entries up to there are not delivered. The
-    /// log itself is brought up by its leader. It may be less than an earlier checkpoint held: what lies between was skipped for that
-    /// one's sake, and is to come.
+    /// The store holds everything up to `index` by a checkpoint, and nothing behind it: entries up
+    /// to there are not delivered. The log itself is brought up by its leader. It may be less than
+    /// an earlier checkpoint held: what lies between was skipped for that one's sake, and is to
+    /// come.
     pub fn skip_to(&mut self, index: u64) {
         self.skip_through = index;
     }
 
-    /// The first bytes of a payload, as many as `bytes` takes; `false` if the log does not hold so many.
+    /// The first bytes of a payload, as many as `bytes` takes; `false` if the log does not hold so
+    /// many.
     pub fn peek_payload(&self, index: u64, bytes: &mut [u8]) -> bool {
         let Some(view) = self.raw.store().ring.entry(index) else {
             let stored = self.replayed(index);

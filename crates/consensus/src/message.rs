@@ -1,16 +1,14 @@
-//! Between raft-rs's messages and ours, both ways, and the scattered form in which ours leave.
+//! Conversion between raft-rs's messages and those of the wire, both ways.
 
 use std::ops::Range;
 
-use cyclone_wire::codec::Write;
-use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::{Context, EntryHeader, RaftKind, RaftMessage};
 use raft::eraftpb::{Entry, Message, MessageType};
 
-use crate::group::Group;
-use crate::view::{self, LogView};
+use crate::view::{self, RaftStorage};
 
-/// A message that may be sent: what it says of this replica's memory is durable. [`Group::encode`] gives its bytes.
+/// A message that may be sent: what it says of this replica's memory is durable.
+/// [`crate::Group::encode`] gives its bytes.
 #[derive(Clone, Debug)]
 pub struct OutMessage {
     /// The receiving replica.
@@ -22,8 +20,8 @@ pub struct OutMessage {
 }
 
 impl OutMessage {
-    /// Whether a later message of the same burst says all that this one says: of several acknowledgements to one peer
-    /// only the last needs to be sent.
+    /// Whether a later message of the same burst says all that this one says: of several
+    /// acknowledgements to one peer only the last needs to be sent.
     //= cyclone §4.2
     pub fn is_superseded_by(&self, later: &[OutMessage]) -> bool {
         let ack = |header: &RaftMessage| header.kind == RaftKind::AppendResponse && !header.reject;
@@ -35,60 +33,6 @@ impl OutMessage {
                     && next.header.index >= self.header.index
             })
     }
-}
-
-/// A message's bytes, scattered: the prefix, then the payloads where they lie in the log.
-#[derive(Debug)]
-pub struct EncodedMessage<'a> {
-    /// Envelope class, length and header.
-    pub prefix: Vec<u8>,
-    /// The entries' payloads, in order, piece by piece.
-    pub payloads: Vec<&'a [u8]>,
-}
-
-impl Group {
-    /// A message's bytes, ready to be sent piece by piece. Entries that the log has dropped since are left out.
-    pub fn encode<'a>(&'a self, message: &OutMessage) -> EncodedMessage<'a> {
-        let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
-        self.encode_into(message, &mut prefix, &mut payloads);
-        EncodedMessage { prefix, payloads }
-    }
-
-    /// The same, into buffers that may hold other messages already.
-    pub fn encode_into<'a>(
-        &'a self,
-        message: &OutMessage,
-        prefix: &mut Vec<u8>,
-        payloads: &mut Vec<&'a [u8]>,
-    ) {
-        let log = self.raw.store();
-        for (place, entry) in message.header.entries.iter().enumerate() {
-            let level = log.flash.as_ref();
-            let fetched = || level?.fetched(entry.index, entry.term);
-            match log.ring.entry(entry.index) {
-                Some(view) if view.term == entry.term => payloads.extend(view.segments()),
-                None if let Some(stored) = fetched() => payloads.push(&stored.payload[..]),
-                _ => {
-                    let mut header = message.header.clone();
-                    header.entries.truncate(place);
-                    return put_prefix(&header, prefix);
-                }
-            }
-        }
-        put_prefix(&message.header, prefix);
-    }
-}
-
-/// Appends the bytes of a message without its payloads: class, length of header and payloads, header.
-fn put_prefix(header: &RaftMessage, out: &mut Vec<u8>) {
-    let at = out.len();
-    out.reserve(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
-    out.put_u8(envelope::RAFT);
-    out.put_u32(0);
-    header.encode_header(out);
-    let length = (out.len() - at - 5) as u64 + header.payload_bytes();
-    // Messages are split far below 4 GiB.
-    out[at + 1..at + 5].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
 fn kind(of: MessageType) -> Option<RaftKind> {
@@ -153,13 +97,13 @@ pub(crate) fn to_raft(message: &RaftMessage) -> Message {
     raft
 }
 
-/// Our form of what raft-rs wants to send. Appends are split at `max_bytes`. Entries that the log no longer holds as the
-/// message says are left out: a newer leader has overwritten them since.
+/// Our form of what raft-rs wants to send. Appends are split at `max_bytes`. Entries that the log
+/// no longer holds as the message says are left out: a newer leader has overwritten them since.
 pub(crate) fn from_raft(
     log: u16,
     mut message: Message,
     max_bytes: u64,
-    log_view: &LogView,
+    log_view: &RaftStorage,
     out: &mut Vec<OutMessage>,
 ) {
     let Some(kind) = kind(message.get_msg_type()) else {
@@ -195,8 +139,8 @@ pub(crate) fn from_raft(
         return;
     }
     let mut part = header;
-    // raft-rs 0.7.0 batches entries into an earlier append without entries even if that one ends elsewhere: the entries
-    // decide where the message belongs.
+    // raft-rs 0.7.0 batches entries into an earlier append without entries even if that one ends
+    // elsewhere: the entries decide where the message belongs.
     if let Some(before) = entries
         .first()
         .map(|entry| entry.index - 1)

@@ -1,11 +1,12 @@
-//! From what raft-rs has ready to what may leave. The types keep the order: a [`Ready`] shows nothing of its messages,
-//! and an [`Outbox`] is made from the ring's witness that everything they say is durable. Only a leader's appends, which
-//! say nothing of its own memory, may leave before ([`Ahead`]).
+//! From what raft-rs has ready to what may leave. The types keep the order: a [`Ready`] shows
+//! nothing of its messages, and an [`Outbox`] is made from the ring's witness that everything they
+//! say is durable. Only a leader's appends, which say nothing of its own memory, may leave before
+//! ([`EarlyAppends`]).
 
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::Durable;
 use cyclone_wal::ring::{Batch, NewEntry, Persisted, Ring};
-use cyclone_wal::{Written, persist_all as persist_all_rings};
+use cyclone_wal::{PendingBatch, persist_all as persist_all_rings};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
@@ -14,7 +15,7 @@ use raft::{Ready as RaftReady, StateRole};
 use smallvec::SmallVec;
 
 use crate::error::ConsensusError;
-use crate::flash::Behind;
+use crate::flash::PendingFlashStep;
 use crate::group::Group;
 use crate::message::{self, OutMessage};
 use crate::status::Role;
@@ -51,7 +52,8 @@ pub struct Outbox {
     pub messages: Vec<OutMessage>,
     /// Newly committed entries, in order.
     pub committed: Vec<Committed>,
-    /// Confirmed reads: the context given to [`Group::read_index`], and the index that must be applied first.
+    /// Confirmed reads: the context given to [`Group::read_index`], and the index that must be
+    /// applied first.
     pub read_states: Vec<(u64, u64)>,
     /// Set when the leader or this replica's role has changed.
     pub leader_change: Option<LeaderChange>,
@@ -69,7 +71,8 @@ impl Outbox {
     }
 }
 
-/// Something is ready to be persisted and then sent or delivered. Dropping it loses nothing: ask again.
+/// Something is ready to be persisted and then sent or delivered. Dropping it loses nothing: ask
+/// again.
 #[must_use]
 pub struct Ready<'a> {
     pub(crate) group: &'a mut Group,
@@ -89,21 +92,22 @@ impl Ready<'_> {
     }
 }
 
-/// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in their order, each under its
-/// caller's name; one's failure is its own.
+/// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in
+/// their order, each under its caller's name; one's failure is its own.
 pub fn persist_all<'g, N>(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Outboxes<N> {
-    Several::begin(readies).settle()
+    StepBatch::begin(readies).settle()
 }
 
-/// The same for a host that sends at once what a leader says to its followers: `send` is called with it while the leader's own copy
-/// is on its way to memory, if all of these groups lead and have new entries to tell of. A leader's appends say nothing of
-/// its own memory, and it counts itself among those that have an entry only after this call (Ongaro's thesis, §10.2.1).
-pub fn persist_all_ahead<'g, N>(
+/// The same for a host that sends at once what a leader says to its followers: `send` is called
+/// with it while the leader's own copy is on its way to memory, if all of these groups lead and
+/// have new entries to tell of. A leader's appends say nothing of its own memory, and it counts
+/// itself among those that have an entry only after this call (Ongaro's thesis, §10.2.1).
+pub fn persist_all_pipelined<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,
-    send: impl FnOnce(&[Ahead<'_>]),
+    send: impl FnOnce(&[EarlyAppends<'_>]),
 ) -> Outboxes<N> {
-    let mut several = Several::begin(readies);
-    several.run_ahead(send);
+    let mut several = StepBatch::begin(readies);
+    several.send_early_appends(send);
     several.settle()
 }
 
@@ -111,22 +115,28 @@ pub fn persist_all_ahead<'g, N>(
 pub type Outboxes<N> = SmallVec<[(N, Result<Outbox, ConsensusError>); 1]>;
 
 /// Groups in the middle of a step, under their caller's names.
-struct Several<'g, N>(SmallVec<[(N, Begun<'g>); 1]>);
+struct StepBatch<'g, N>(SmallVec<[(N, PendingStep<'g>); 1]>);
 
-impl<'g, N> Several<'g, N> {
+impl<'g, N> StepBatch<'g, N> {
     /// Writes what is to be persisted.
-    fn begin(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Several<'g, N> {
-        Several(
+    fn begin(readies: impl Iterator<Item = (N, Ready<'g>)>) -> StepBatch<'g, N> {
+        StepBatch(
             readies
-                .map(|(name, ready)| (name, Begun::new(ready)))
+                .map(|(name, ready)| (name, PendingStep::new(ready)))
                 .collect(),
         )
     }
 
-    fn run_ahead(&mut self, send: impl FnOnce(&[Ahead<'_>])) {
-        if !self.0.is_empty() && self.0.iter().all(|(_, begun)| begun.runs_ahead()) {
+    fn send_early_appends(&mut self, send: impl FnOnce(&[EarlyAppends<'_>])) {
+        if !self.0.is_empty()
+            && self
+                .0
+                .iter()
+                .all(|(_, begun)| begun.may_send_before_persist())
+        {
             let begun = self.0.iter_mut();
-            let ahead: SmallVec<[Ahead<'_>; 1]> = begun.map(|(_, begun)| begun.ahead()).collect();
+            let ahead: SmallVec<[EarlyAppends<'_>; 1]> =
+                begun.map(|(_, begun)| begun.ahead()).collect();
             send(&ahead);
         }
     }
@@ -147,7 +157,7 @@ impl<'g, N> Several<'g, N> {
 }
 
 /// What a leader may send before its own copy is durable.
-pub struct Ahead<'a> {
+pub struct EarlyAppends<'a> {
     /// For [`Group::encode_into`].
     pub group: &'a Group,
     /// Appends and heartbeats.
@@ -155,21 +165,21 @@ pub struct Ahead<'a> {
 }
 
 /// A group in the middle of a step: raft-rs has said what is to be persisted.
-struct Begun<'g> {
+struct PendingStep<'g> {
     group: &'g mut Group,
     /// None: the group has failed before.
     step: Option<Box<Step>>,
     /// What has been written for it and is not durable yet.
-    written: Result<Written, ConsensusError>,
+    written: Result<PendingBatch, ConsensusError>,
 }
 
-impl<'g> Begun<'g> {
-    fn new(ready: Ready<'g>) -> Begun<'g> {
+impl<'g> PendingStep<'g> {
+    fn new(ready: Ready<'g>) -> PendingStep<'g> {
         let group = ready.group;
         let mut step = (!group.failed).then(|| group.begin_step());
         let begun = step.as_mut().ok_or(ConsensusError::Failed);
         let written = begun.and_then(|step| group.write_step(step));
-        Begun {
+        PendingStep {
             group,
             step,
             written,
@@ -177,7 +187,7 @@ impl<'g> Begun<'g> {
     }
 
     /// Whether there is something that need not wait, and nothing that does.
-    fn runs_ahead(&self) -> bool {
+    fn may_send_before_persist(&self) -> bool {
         let (Some(step), Ok(_)) = (&self.step, &self.written) else {
             return false;
         };
@@ -185,8 +195,8 @@ impl<'g> Begun<'g> {
             let kind = message.get_msg_type();
             matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)
         };
-        // What raft-rs shows here needs no durability of entries: it is a leader's. But a cluster's only voter leads before its term
-        // is durable, and would begin the same one again.
+        // What raft-rs shows here needs no durability of entries: it is a leader's. But a cluster's
+        // only voter leads before its term is durable, and would begin the same one again.
         let (raft, messages) = (&self.group.raw.raft, step.ready.messages());
         let durable = raft.store().ring.hard_state();
         let is_settled = (raft.term, raft.vote) == (durable.term, durable.vote);
@@ -198,19 +208,19 @@ impl<'g> Begun<'g> {
             && messages.iter().all(plain)
     }
 
-    fn ahead(&mut self) -> Ahead<'_> {
+    fn ahead(&mut self) -> EarlyAppends<'_> {
         let ready = self.step.as_mut().map(|step| &mut step.ready);
         let messages = ready.map(RaftReady::take_messages).unwrap_or_default();
         let mut out = Vec::with_capacity(messages.len());
-        self.group.address(messages, &mut out);
-        Ahead {
+        self.group.convert_messages(messages, &mut out);
+        EarlyAppends {
             group: self.group,
             messages: out,
         }
     }
 
     /// The ring and what is written to it.
-    fn open(&mut self) -> Result<(&mut Ring, Written), ConsensusError> {
+    fn open(&mut self) -> Result<(&mut Ring, PendingBatch), ConsensusError> {
         let written = std::mem::replace(&mut self.written, Err(ConsensusError::Failed))?;
         Ok((&mut self.group.raw.mut_store().ring, written))
     }
@@ -230,7 +240,7 @@ struct Step {
     entries: Vec<Entry>,
     hard_state: Option<HardState>,
     /// What waits for flash, where that is the only durable level.
-    behind: Option<Behind>,
+    behind: Option<PendingFlashStep>,
 }
 
 impl Group {
@@ -246,7 +256,7 @@ impl Group {
         let entries = ready.take_entries();
         let behind = self
             .is_behind_flash()
-            .then(|| self.put_behind(&entries, hard_state.as_ref(), snapshot.is_some()));
+            .then(|| self.stage_flash_step(&entries, hard_state.as_ref(), snapshot.is_some()));
         Box::new(Step {
             ready,
             snapshot,
@@ -272,7 +282,7 @@ impl Group {
             ..
         } = *step;
         if let Some(behind) = behind {
-            return self.finish_behind(ready, snapshot.as_ref(), behind, durable);
+            return self.finish_flash_step(ready, snapshot.as_ref(), behind, durable);
         }
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
@@ -288,8 +298,8 @@ impl Group {
             self.delivered = self.delivered.max(meta.index);
         }
         let mut outbox = Outbox::open(durable);
-        self.settle_uncommitted(role_changed);
-        self.fill(&mut outbox, messages, committed)?;
+        self.update_uncommitted_bytes(role_changed);
+        self.collect_committed(&mut outbox, messages, committed)?;
         self.complete(&mut outbox, reads, role_changed);
         Ok(outbox)
     }
@@ -317,9 +327,9 @@ impl Group {
         }
     }
 
-    /// Writes the entries, whose payloads are the front of the staging queue; with the hard state they are durable when the
-    /// ring says so.
-    fn write_step(&mut self, step: &mut Step) -> Result<Written, ConsensusError> {
+    /// Writes the entries, whose payloads are the front of the staging queue; with the hard state
+    /// they are durable when the ring says so.
+    fn write_step(&mut self, step: &mut Step) -> Result<PendingBatch, ConsensusError> {
         let entries = &step.entries[..];
         let staged = if entries.is_empty() {
             0
@@ -356,9 +366,10 @@ impl Group {
         Ok(self.raw.mut_store().ring.write(batch)?)
     }
 
-    /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
-    /// index once per tick: the next leader would find it again, so it need not be written with every entry. It is not
-    /// written beyond a membership entry before the membership itself is: a restart takes both from one state.
+    /// The hard state to write now, if any: at once when term, vote or membership changed, and
+    /// otherwise the commit index once per tick: the next leader would find it again, so it need
+    /// not be written with every entry. It is not written beyond a membership entry before the
+    /// membership itself is: a restart takes both from one state.
     pub(crate) fn next_hard_state(&self, snapshot: Option<&SnapshotMeta>) -> Option<HardState> {
         let raft = &self.raw.raft;
         let old = raft.store().ring.hard_state();
@@ -385,7 +396,7 @@ impl Group {
     }
 
     /// Our form of raft-rs's messages, cut to what the ways to their receivers carry.
-    fn address(&mut self, messages: Vec<Message>, out: &mut Vec<OutMessage>) {
+    fn convert_messages(&mut self, messages: Vec<Message>, out: &mut Vec<OutMessage>) {
         let first = out.len();
         out.reserve(messages.len());
         self.open_windows();
@@ -395,17 +406,20 @@ impl Group {
                 message::from_raft(log, message, limit, view, out);
             }
         }
-        self.say_rest(&mut out[first..]);
+        self.stamp_quiescence(&mut out[first..]);
+        self.stamp_impairment(&mut out[first..]);
+        self.stamp_wall_clocks(&mut out[first..]);
+        self.stamp_acknowledged(&mut out[first..]);
     }
 
-    pub(crate) fn fill(
+    pub(crate) fn collect_committed(
         &mut self,
         outbox: &mut Outbox,
         messages: Vec<Message>,
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
-        self.carry_out_changes(committed.last().map_or(0, |entry| entry.index))?;
-        self.address(messages, &mut outbox.messages);
+        self.apply_member_changes(committed.last().map_or(0, |entry| entry.index))?;
+        self.convert_messages(messages, &mut outbox.messages);
         let view = self.raw.store();
         outbox.committed.reserve(committed.len());
         for entry in committed {
@@ -436,7 +450,7 @@ impl Group {
     }
 
     /// Keeps count of the payload bytes that the leader has proposed and not seen committed.
-    pub(crate) fn settle_uncommitted(&mut self, role_changed: bool) {
+    pub(crate) fn update_uncommitted_bytes(&mut self, role_changed: bool) {
         let was = self.uncommitted_from;
         let log = &self.raw.raft.raft_log;
         let (committed, last) = (log.committed, log.store.ring.last_index());

@@ -1,12 +1,18 @@
-//! Payloads on their way to the ring. The queue mirrors raft-rs's unstable entries one to one, behind them the
-//! proposals that have not been handed to raft-rs yet. An entry needs no other handle than its index: (index, term)
-//! names one payload for ever, and both sides drop the same suffix when a new leader overwrites it.
+//! Payloads on their way to the ring. The queue mirrors raft-rs's unstable entries one to one,
+//! behind them the proposals that have not been handed to raft-rs yet. An entry needs no other
+//! handle than its index: (index, term) names one payload for ever, and both sides drop the same
+//! suffix when a new leader overwrites it.
 
 use std::collections::VecDeque;
 
 use cyclone_pmem::Payload;
+use cyclone_wire::ring::{RECORD_HEADER_BYTES, RECORD_UNIT, SEGMENT_BYTES};
 
-use crate::view::record_bound;
+/// Bytes of the ring that an entry takes at most: header, an entry of the segment table per piece
+/// of the payload, the payload as if all of it were copied, alignment.
+pub(crate) fn record_bound(payload_bytes: u64, pieces: usize) -> u64 {
+    RECORD_HEADER_BYTES as u64 + (SEGMENT_BYTES * pieces) as u64 + payload_bytes + RECORD_UNIT
+}
 
 pub(crate) struct Staged {
     pub(crate) term: u64,
@@ -22,7 +28,7 @@ pub(crate) struct Staging {
     bytes: u64,
     /// Ring bytes the entries will take at most, and the most that one of them takes.
     cost: u64,
-    dearest: u64,
+    max_entry_cost: u64,
 }
 
 impl Staging {
@@ -41,9 +47,10 @@ impl Staging {
         self.cost
     }
 
-    /// Ring bytes that one entry will take at most, over the entries since the queue was last empty.
-    pub(crate) fn dearest(&self) -> u64 {
-        self.dearest
+    /// Ring bytes that one entry will take at most, over the entries since the queue was last
+    /// empty.
+    pub(crate) fn max_entry_cost(&self) -> u64 {
+        self.max_entry_cost
     }
 
     /// Index of the front; meaningless when empty.
@@ -65,7 +72,7 @@ impl Staging {
         self.bytes += payload.len() as u64;
         let cost = cost(&payload);
         self.cost += cost;
-        self.dearest = self.dearest.max(cost);
+        self.max_entry_cost = self.max_entry_cost.max(cost);
         self.queue.push_back(Staged {
             term,
             kind,
@@ -89,7 +96,7 @@ impl Staging {
     /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
-        (self.bytes, self.cost, self.dearest) = (0, 0, 0);
+        (self.bytes, self.cost, self.max_entry_cost) = (0, 0, 0);
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Staged> {
@@ -119,14 +126,14 @@ mod tests {
         );
         staging.push(7, 2, Payload::from_vec(vec![0; 30]));
         assert_eq!((staging.len(), staging.bytes()), (3, 50));
-        assert!(staging.cost() > 50 && staging.dearest() > 30);
+        assert!(staging.cost() > 50 && staging.max_entry_cost() > 30);
         staging.truncate(3);
         assert_eq!(
             (
                 staging.len(),
                 staging.bytes(),
                 staging.cost(),
-                staging.dearest()
+                staging.max_entry_cost()
             ),
             (0, 0, 0, 0)
         );

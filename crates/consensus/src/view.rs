@@ -1,26 +1,21 @@
-//! raft-rs's view of the log: indexes and terms from the ring, never payloads. Entries handed out are empty but for
-//! index and term, so that reading a thousand of them touches no payload and allocates nothing per entry.
+//! raft-rs's view of the log: indexes and terms from the ring, never payloads. Entries handed out
+//! are empty but for index and term, so that reading a thousand of them touches no payload and
+//! allocates nothing per entry.
 
 use std::cell::Cell;
 
 use cyclone_wal::ring::Ring;
 use cyclone_wire::raftmsg::{Members, SnapshotMeta};
-use cyclone_wire::ring::{HardState, RECORD_HEADER_BYTES, RECORD_UNIT, SEGMENT_BYTES};
+use cyclone_wire::ring::HardState;
 use raft::eraftpb::{ConfState, Entry, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-use crate::flash::Level;
+use crate::flash::FlashTier;
 
-/// Bytes of the ring that an entry takes at most: header, an entry of the segment table per piece of the payload, the
-/// payload as if all of it were copied, alignment.
-pub(crate) fn record_bound(payload_bytes: u64, pieces: usize) -> u64 {
-    RECORD_HEADER_BYTES as u64 + (SEGMENT_BYTES * pieces) as u64 + payload_bytes + RECORD_UNIT
-}
-
-pub(crate) struct LogView {
+pub(crate) struct RaftStorage {
     pub(crate) ring: Ring,
     /// The second level, if there is one.
-    pub(crate) flash: Option<Level>,
+    pub(crate) flash: Option<FlashTier>,
     /// The checkpoint that may be offered to followers.
     pub(crate) available: Option<SnapshotMeta>,
     /// raft-rs has asked for a checkpoint and there was none that helps.
@@ -89,7 +84,7 @@ pub(crate) fn snapshot_meta(snapshot: &Snapshot) -> Option<SnapshotMeta> {
     })
 }
 
-impl LogView {
+impl RaftStorage {
     /// Index of the first entry in either level.
     pub(crate) fn first(&self) -> u64 {
         let ring = self.ring.first_index();
@@ -110,7 +105,8 @@ impl LogView {
         })
     }
 
-    /// The payload length of an entry, if its payload can be sent: it is in the ring, or was fetched.
+    /// The payload length of an entry, if its payload can be sent: it is in the ring, or was
+    /// fetched.
     pub(crate) fn payload_len(&self, index: u64, term: u64) -> Option<u32> {
         // The ring knows the term of the entry before its first, too, but not the entry.
         if let Some(len) = self.ring.payload_len(index) {
@@ -129,10 +125,11 @@ impl LogView {
         }
     }
 
-    /// Entries below the ring for a follower: those that have been fetched, or a note that they are wanted.
+    /// Entries below the ring for a follower: those that have been fetched, or a note that they are
+    /// wanted.
     fn entries_of_flash(
         &self,
-        level: &Level,
+        level: &FlashTier,
         low: u64,
         high: u64,
         context: GetEntriesContext,
@@ -180,7 +177,7 @@ impl LogView {
     }
 }
 
-impl Storage for LogView {
+impl Storage for RaftStorage {
     fn initial_state(&self) -> raft::Result<RaftState> {
         let state = self.ring.hard_state();
         let hard_state = raft::eraftpb::HardState {

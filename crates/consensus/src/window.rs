@@ -1,8 +1,9 @@
-//! How much is sent to a peer at once. A message of many datagrams arrives only if all of them do: over a path that loses
-//! one in six, one of forty never does, however often it is sent again. So what a leader sends to a peer shrinks with each
-//! loss and grows with each acknowledgement, as TCP's congestion window does (RFC 5681); while nothing is lost there is no
-//! limit but the configured ones. One of those is for what is not acknowledged: a peer that has stood still for a while would be
-//! sent all that it lacks at once, more than its socket holds.
+//! How much is sent to a peer at once. A message of many datagrams arrives only if all of them do:
+//! over a path that loses one in six, one of forty never does, however often it is sent again. So
+//! what a leader sends to a peer shrinks with each loss and grows with each acknowledgement, as
+//! TCP's congestion window does (RFC 5681); while nothing is lost there is no limit but the
+//! configured ones. One of those is for what is not acknowledged: a peer that has stood still for a
+//! while would be sent all that it lacks at once, more than its socket holds.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,9 +12,10 @@ use raft::ProgressState;
 use raft::eraftpb::{Message, MessageType};
 
 use crate::group::Group;
-use crate::view::LogView;
+use crate::view::RaftStorage;
 
-/// The narrowest window, in payload bytes: a few small datagrams. An entry that is longer goes alone.
+/// The narrowest window, in payload bytes: a few small datagrams. An entry that is longer goes
+/// alone.
 const LEAST_BYTES: u64 = 4 << 10;
 /// A window is sent in so many messages, so that a part of it may arrive.
 const PARTS: u64 = 4;
@@ -22,46 +24,47 @@ const PARTS: u64 = 4;
 #[derive(Default)]
 pub(crate) struct Windows {
     term: u64,
-    peers: BTreeMap<u64, Window>,
+    peers: BTreeMap<u64, CongestionWindow>,
 }
 
 /// What is known about the path to one peer.
 #[derive(Default)]
-struct Window {
+struct CongestionWindow {
     /// Payload bytes at once; none: nothing was lost lately.
     bytes: Option<u64>,
     /// First entry of the last probe.
     probed: u64,
     /// What has been sent of the present burst.
     burst: Burst,
-    flight: Flight,
+    inflights: Inflights,
 }
 
 /// What was sent to a peer that takes everything, and is not acknowledged yet.
 #[derive(Default)]
-struct Flight {
+struct Inflights {
     /// The last entry of each append, and its payload bytes.
     appends: VecDeque<(u64, u64)>,
     bytes: u64,
-    /// A tick has passed. Where nothing more has room, an append without entries asks what has arrived.
+    /// A tick has passed. Where nothing more has room, an append without entries asks what has
+    /// arrived.
     ask: bool,
 }
 
-impl Flight {
-    fn launch(&mut self, last: u64, bytes: u64) {
+impl Inflights {
+    fn add(&mut self, last: u64, bytes: u64) {
         self.appends.push_back((last, bytes));
         self.bytes += bytes;
     }
 
     /// The peer has everything up to here.
-    fn land(&mut self, through: u64) {
+    fn free_le(&mut self, through: u64) {
         while let Some((_, bytes)) = self.appends.pop_front_if(|(last, _)| *last <= through) {
             self.bytes -= bytes;
         }
     }
 
     /// Everything from here on is sent again.
-    fn repeat(&mut self, first: u64) {
+    fn rewind(&mut self, first: u64) {
         while let Some((_, bytes)) = self.appends.pop_back_if(|(last, _)| *last >= first) {
             self.bytes -= bytes;
         }
@@ -75,24 +78,25 @@ struct Burst {
     cut_at: Option<u64>,
 }
 
-impl Window {
-    fn narrow(&mut self, widest: u64, divisor: u64) {
-        let bytes = self.bytes.unwrap_or(widest) / divisor;
+impl CongestionWindow {
+    fn narrow(&mut self, max_window: u64, divisor: u64) {
+        let bytes = self.bytes.unwrap_or(max_window) / divisor;
         self.bytes = Some(bytes.max(LEAST_BYTES));
     }
 
-    fn widen(&mut self, widest: u64) {
+    fn widen(&mut self, max_window: u64) {
         let wider = self.bytes.map(|bytes| bytes + bytes / PARTS);
-        self.bytes = wider.filter(|bytes| *bytes < widest);
+        self.bytes = wider.filter(|bytes| *bytes < max_window);
     }
 
-    /// Takes away the entries that there is no room for, in the window or beside what is not acknowledged; answers whether any were.
-    fn cut(&mut self, message: &mut Message, view: &LogView, most_unacknowledged: u64) -> bool {
+    /// Takes away the entries that there is no room for, in the window or beside what is not
+    /// acknowledged; answers whether any were.
+    fn cut(&mut self, message: &mut Message, view: &RaftStorage, most_unacknowledged: u64) -> bool {
         let room = self.bytes.unwrap_or(u64::MAX);
         let (mut kept, mut launched) = (0, 0);
         for entry in &message.entries {
             let len = u64::from(view.payload_len(entry.index, entry.term).unwrap_or(0));
-            let (burst, flight) = (self.burst.bytes, self.flight.bytes + launched);
+            let (burst, flight) = (self.burst.bytes, self.inflights.bytes + launched);
             let fits = burst == 0 || burst + len <= room;
             if !fits || (flight > 0 && flight + len > most_unacknowledged) {
                 break;
@@ -102,7 +106,7 @@ impl Window {
             kept += 1;
         }
         if let Some(last) = message.get_entries()[..kept].last() {
-            self.flight.launch(last.index, launched);
+            self.inflights.add(last.index, launched);
         }
         let cut = kept < message.entries.len();
         if cut {
@@ -117,13 +121,13 @@ impl Window {
 }
 
 /// Where a peer stands, as far as its leader knows.
-pub(crate) struct Standing {
+pub(crate) struct PeerProgress {
     state: ProgressState,
     matched: u64,
 }
 
 impl Group {
-    fn window(&mut self, peer: u64) -> &mut Window {
+    fn window(&mut self, peer: u64) -> &mut CongestionWindow {
         let term = self.term();
         if self.windows.term != term {
             self.windows.peers.clear();
@@ -132,36 +136,45 @@ impl Group {
         self.windows.peers.entry(peer).or_default()
     }
 
-    fn widest(&self) -> u64 {
+    /// What was sent to a peer has not arrived.
+    pub(crate) fn forget_window(&mut self, peer: u64) {
+        self.windows.peers.remove(&peer);
+    }
+
+    fn max_window(&self) -> u64 {
         self.config
             .max_append_bytes
             .min(self.config.max_message_bytes)
     }
 
     /// Where the sender of an answer stands before the answer is taken.
-    pub(crate) fn standing(&self, message: &RaftMessage) -> Option<Standing> {
+    pub(crate) fn peer_progress(&self, message: &RaftMessage) -> Option<PeerProgress> {
         if message.kind != RaftKind::AppendResponse || !self.is_leader() {
             return None;
         }
         let progress = self.raw.raft.prs().get(message.from)?;
-        Some(Standing {
+        Some(PeerProgress {
             state: progress.state,
             matched: progress.matched,
         })
     }
 
     /// Learns from an answer whether what was sent has arrived.
-    pub(crate) fn learn_of_path(&mut self, message: &RaftMessage, before: Option<Standing>) {
-        let (Some(before), Some(now)) = (before, self.standing(message)) else {
+    pub(crate) fn on_append_response(
+        &mut self,
+        message: &RaftMessage,
+        before: Option<PeerProgress>,
+    ) {
+        let (Some(before), Some(now)) = (before, self.peer_progress(message)) else {
             return;
         };
         let lost = before.state == ProgressState::Replicate && now.state == ProgressState::Probe;
-        let widest = self.widest();
-        self.window(message.from).flight.land(now.matched);
+        let max_window = self.max_window();
+        self.window(message.from).inflights.free_le(now.matched);
         if now.matched > before.matched {
-            self.window(message.from).widen(widest);
+            self.window(message.from).widen(max_window);
         } else if lost {
-            self.window(message.from).narrow(widest, 2);
+            self.window(message.from).narrow(max_window, 2);
         }
     }
 
@@ -173,14 +186,14 @@ impl Group {
     }
 
     /// Time has passed: acknowledgements that have not come may be lost.
-    pub(crate) fn doubt_windows(&mut self) {
+    pub(crate) fn on_window_tick(&mut self) {
         for window in self.windows.peers.values_mut() {
-            window.flight.ask = true;
+            window.inflights.ask = true;
         }
     }
 
-    /// Cuts an append to what the path to its receiver carries. Answers the payload bytes that one message may have; none:
-    /// the message is not to be sent, as it follows what was cut.
+    /// Cuts an append to what the path to its receiver carries. Answers the payload bytes that one
+    /// message may have; none: the message is not to be sent, as it follows what was cut.
     pub(crate) fn narrow(&mut self, message: &mut Message) -> Option<u64> {
         if message.get_msg_type() != MessageType::MsgAppend {
             return Some(self.config.max_message_bytes);
@@ -191,8 +204,8 @@ impl Group {
         most
     }
 
-    fn fit(&mut self, message: &mut Message, window: &mut Window) -> Option<u64> {
-        let (widest, most) = (self.widest(), self.config.max_message_bytes);
+    fn fit(&mut self, message: &mut Message, window: &mut CongestionWindow) -> Option<u64> {
+        let (max_window, most) = (self.max_window(), self.config.max_message_bytes);
         if window.burst.cut_at.is_some() {
             return None;
         }
@@ -201,14 +214,14 @@ impl Group {
         let state = progress.map(|progress| progress.state);
         match (state, first) {
             (Some(ProgressState::Replicate), None) => {}
-            (Some(ProgressState::Replicate), Some(first)) => window.flight.repeat(first),
+            (Some(ProgressState::Replicate), Some(first)) => window.inflights.rewind(first),
             // One append at a time.
-            _ => window.flight = Flight::default(),
+            _ => window.inflights = Inflights::default(),
         }
         let probing = state == Some(ProgressState::Probe);
         if let Some(first) = first.filter(|_| probing) {
             if window.probed == first {
-                window.narrow(widest, 4);
+                window.narrow(max_window, 4);
             }
             window.probed = first;
         }
@@ -223,7 +236,7 @@ impl Group {
             progress.ins.reset();
         }
         if let Some(first) = first.filter(|_| message.entries.is_empty()) {
-            if !std::mem::take(&mut window.flight.ask) {
+            if !std::mem::take(&mut window.inflights.ask) {
                 return None;
             }
             // Entries may have been added to an append that belonged elsewhere.

@@ -1,9 +1,9 @@
-//! A leader tells its followers of entries while its own copy is on its way to memory: what a loss of power leaves then, and
-//! what nobody may say before it is durable.
+//! A leader tells its followers of entries while its own copy is on its way to memory: what a loss
+//! of power leaves then, and what nobody may say before it is durable.
 
 mod support;
 
-use cyclone_consensus::{Ahead, OutMessage, Outbox, StepError, persist_all_ahead};
+use cyclone_consensus::{EarlyAppends, OutMessage, Outbox, StepError, persist_all_pipelined};
 use cyclone_pmem::{CrashSim, Payload, Region};
 use cyclone_wal::ring::Ring;
 use cyclone_wire::raftmsg::RaftMessage;
@@ -33,11 +33,12 @@ fn durable(memory: &CrashSim) -> Ring {
     left(&memory.image(|_| 0))
 }
 
-/// One step of a node. `sending` is called when it sends ahead, with the messages and their receivers.
+/// One step of a node. `sending` is called when it sends ahead, with the messages and their
+/// receivers.
 fn step(node: &mut Node, mut sending: impl FnMut(Vec<(u64, Vec<u8>)>)) -> Outbox {
     let ready = node.group.take_ready().unwrap();
-    let send = |ahead: &[Ahead<'_>]| sending(bytes_of(ahead));
-    let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), send);
+    let send = |ahead: &[EarlyAppends<'_>]| sending(bytes_of(ahead));
+    let mut outboxes = persist_all_pipelined(std::iter::once(((), ready)), send);
     outboxes.pop().unwrap().1.unwrap()
 }
 
@@ -78,8 +79,9 @@ fn only_a_leader_speaks_before_its_own_copy_is_durable() {
     assert_eq!(receivers(&outbox.messages), [leader as u64 + 1]);
 }
 
-/// The power goes right after a leader has sent, before any fence; its messages reach nobody, one follower, or both, and what these
-/// answer comes late. Then the cluster agrees, on the entry if both have it, and goes on.
+/// The power goes right after a leader has sent, before any fence; its messages reach nobody, one
+/// follower, or both, and what these answer comes late. Then the cluster agrees, on the entry if
+/// both have it, and goes on.
 #[test]
 fn a_leader_may_forget_what_it_has_sent() {
     let mut remembered = 0;
@@ -142,8 +144,9 @@ fn a_leader_may_forget_what_it_has_sent() {
     );
 }
 
-/// A cluster's only voter leads in the step in which it stands. If it spoke before its term is durable, it would lead that term again
-/// after a loss of power, with other entries than those that its learner has.
+/// A cluster's only voter leads in the step in which it stands. If it spoke before its term is
+/// durable, it would lead that term again after a loss of power, with other entries than those that
+/// its learner has.
 #[test]
 fn an_only_voter_says_nothing_before_its_term_is_durable() {
     let mut cluster = Cluster::new(1, 3);
@@ -166,7 +169,7 @@ fn an_only_voter_says_nothing_before_its_term_is_durable() {
         }
         let term = voter.group.term();
         while let Some(ready) = voter.group.take_ready() {
-            let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), |from| {
+            let mut outboxes = persist_all_pipelined(std::iter::once(((), ready)), |from| {
                 let messages = from.iter().map(|from| from.messages.len());
                 ahead += messages.sum::<usize>();
                 assert_eq!(durable(&memory).hard_state().term, term);

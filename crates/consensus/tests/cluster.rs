@@ -1,5 +1,5 @@
-//! Whole clusters, seeded: what is committed stays committed and in its place, whatever is lost, doubled, reordered or
-//! crashed.
+//! Whole clusters, seeded: what is committed stays committed and in its place, whatever is lost,
+//! doubled, reordered or crashed.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
             }
             50..60 => {
                 let quiet = cluster.dice.chance(50);
-                cluster.nodes[at].group.set_quiet(quiet);
+                cluster.nodes[at].group.set_idle(quiet);
                 cluster.nodes[at].group.tick(1);
             }
             60..75 => {
@@ -84,7 +84,8 @@ fn what_is_committed_stays() {
     assert!(snapshots > 0, "no run needed a checkpoint");
 }
 
-/// The same with a second level, or with flash as the only one: then every crash takes the memory with it.
+/// The same with a second level, or with flash as the only one: then every crash takes the memory
+/// with it.
 #[test]
 fn what_is_committed_stays_on_flash() {
     for mode in [FlashMode::Second, FlashMode::Only] {
@@ -128,7 +129,8 @@ fn check_logs(cluster: &Cluster) {
     }
 }
 
-/// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its own.
+/// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its
+/// own.
 #[test]
 fn runs_repeat() {
     let (first, second) = (chaos(7, 2000), chaos(7, 2000));
@@ -292,7 +294,8 @@ fn a_follower_without_room_is_waited_for() {
     cluster.quiesce();
 }
 
-/// A message of sixty datagrams never arrives where one of six is lost, and one of a few often does.
+/// A message of sixty datagrams never arrives where one of six is lost, and one of a few often
+/// does.
 #[test]
 fn a_lossy_path_carries_what_is_waiting() {
     let mut cluster = Cluster::new(3, 10);
@@ -329,7 +332,8 @@ fn a_lossy_path_carries_what_is_waiting() {
     assert!(sent < 10 * 180 * 400, "{sent} bytes for {}", 180 * 400);
 }
 
-/// A peer that stood still is not sent all that it lacks at once, and gets all of it; whatever became of its answers.
+/// A peer that stood still is not sent all that it lacks at once, and gets all of it; whatever
+/// became of its answers.
 #[test]
 fn what_is_not_acknowledged_is_bounded() {
     let mut cluster = Cluster::new(3, 15);
@@ -387,8 +391,9 @@ fn what_is_not_acknowledged_is_bounded() {
     }
 }
 
-/// A follower without room for a term's first entry does not ask for votes; that it has not heard from its leader counts all the
-/// same, or it would keep others from being elected for as long as its log is full.
+/// A follower without room for a term's first entry does not ask for votes; that it has not heard
+/// from its leader counts all the same, or it would keep others from being elected for as long as
+/// its log is full.
 #[test]
 fn a_follower_without_room_votes() {
     let mut cluster = Cluster::new(3, 4);
@@ -425,7 +430,8 @@ fn a_follower_without_room_votes() {
     assert!(cluster.nodes[other].group.is_leader(), "{status:#?}");
 }
 
-/// A follower that is far behind gets its entries from flash, not a checkpoint, while the leader serves on.
+/// A follower that is far behind gets its entries from flash, not a checkpoint, while the leader
+/// serves on.
 #[test]
 fn a_slow_follower_is_fed_from_flash() {
     for mode in [FlashMode::Second, FlashMode::Only] {
@@ -486,7 +492,8 @@ fn a_slow_follower_is_fed_from_flash() {
     }
 }
 
-/// The leader's disk hangs: others commit, its own vote for the entry does not count, and nothing is said that is not durable.
+/// The leader's disk hangs: others commit, its own vote for the entry does not count, and nothing
+/// is said that is not durable.
 #[test]
 fn as_the_only_level_a_hung_disk_holds_back_what_it_should() {
     let mut cluster = Cluster::with_flash(3, 8, Some(FlashMode::Only));
@@ -512,7 +519,8 @@ fn as_the_only_level_a_hung_disk_holds_back_what_it_should() {
         cluster.nodes[leader].group.commit() < index,
         "one durable copy is no majority"
     );
-    // One of the two comes back: a majority has it, but the leader itself waits for its own disk to apply it.
+    // One of the two comes back: a majority has it, but the leader itself waits for its own disk to
+    // apply it.
     let disk = cluster.nodes[slow[1]].disk.clone().unwrap();
     disk.faults(|faults| faults.hang_until_us = 0);
     (0..30).for_each(|_| round(&mut cluster));

@@ -23,7 +23,8 @@ fn groups() -> Vec<Group> {
         .collect()
 }
 
-/// Persists, sends and delivers until nothing moves. Answers how many entries the first group committed.
+/// Persists, sends and delivers until nothing moves. Answers how many entries the first group
+/// committed.
 fn settle(groups: &mut [Group]) -> u64 {
     let mut committed = 0;
     let mut mail: Vec<(u64, Vec<u8>)> = Vec::new();

@@ -1,10 +1,10 @@
-//! Gangs decided from logs alone: random logs with changing terms, parts that never made it, abort entries; replicas that
-//! learn of commitments in any order, crash, and take over each other's checkpoints. All of them must apply the same
-//! gangs, each once, and come to the end of every log.
+//! Gangs decided from logs alone: random logs with changing terms, parts that never made it, abort
+//! entries; replicas that learn of commitments in any order, crash, and take over each other's
+//! checkpoints. All of them must apply the same gangs, each once, and come to the end of every log.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cyclone_consensus::{Decision, GangBook};
+use cyclone_consensus::{Decision, GangTable};
 use cyclone_wire::gang::{Head, Kind, Nonce};
 
 /// SplitMix64.
@@ -30,8 +30,8 @@ impl Random {
 
 type Entry = (u64, Option<Head>);
 
-/// Committed logs as coordinators leave them: each gang goes to its logs in one order, any of them may change its term in
-/// between, and then the rest never gets its part or gets an abort entry.
+/// Committed logs as coordinators leave them: each gang goes to its logs in one order, any of them
+/// may change its term in between, and then the rest never gets its part or gets an abort entry.
 fn logs(random: &mut Random, count: usize) -> Vec<Vec<Entry>> {
     let mut terms = vec![1u64; count];
     let mut logs: Vec<Vec<Entry>> = vec![vec![(1, None)]; count];
@@ -118,7 +118,7 @@ struct Durable {
 struct Replica<'a> {
     logs: &'a [Vec<Entry>],
     durable: Durable,
-    book: GangBook,
+    book: GangTable,
     /// Committed entries that this replica knows of, per log.
     known: Vec<u64>,
     /// Entries that are passed without effect, decided before they were passed.
@@ -130,7 +130,7 @@ impl<'a> Replica<'a> {
         let terms: Vec<u64> = durable.applied.iter().map(|(_, term)| *term).collect();
         Replica {
             logs,
-            book: GangBook::new(&terms),
+            book: GangTable::new(&terms),
             known: durable.applied.iter().map(|(index, _)| *index).collect(),
             durable,
             alone: BTreeSet::new(),

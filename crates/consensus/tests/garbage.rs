@@ -1,4 +1,5 @@
-//! Messages that decode but lie: no field of any of them may bring a replica down, whatever state it is in.
+//! Messages that decode but lie: no field of any of them may bring a replica down, whatever state
+//! it is in.
 
 mod support;
 
@@ -133,7 +134,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Node 1 under test; the lies come as from nodes 1 to 4. Nodes 2 and 3 are honest and only vote and append.
+/// Node 1 under test; the lies come as from nodes 1 to 4. Nodes 2 and 3 are honest and only vote
+/// and append.
 fn run(acts: Vec<Act>) {
     let mut cluster = Cluster::new(3, 1);
     for act in acts {
@@ -157,7 +159,7 @@ fn run(acts: Vec<Act>) {
                 }
             }
             Act::Tick(ticks) => {
-                node.group.set_quiet(ticks % 2 == 0);
+                node.group.set_idle(ticks % 2 == 0);
                 node.group.tick(ticks);
             }
             Act::Campaign => {

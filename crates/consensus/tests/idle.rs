@@ -49,7 +49,7 @@ fn a_heartbeat_is_heard_until_the_next_tick() {
     let follower = (leader + 1) % 3;
     let id = cluster.nodes[follower].id;
     cluster.nodes[follower].group.tick(2);
-    assert!(!cluster.nodes[follower].group.has_heard());
+    assert!(!cluster.nodes[follower].group.has_leader_contact());
     let due = cluster.nodes[leader].group.idle_ticks();
     cluster.nodes[leader].group.tick(due as u32);
     cluster.drain(leader);
@@ -58,8 +58,8 @@ fn a_heartbeat_is_heard_until_the_next_tick() {
             cluster.deliver(to, &bytes);
         }
     }
-    assert!(cluster.nodes[follower].group.has_heard());
-    assert!(!cluster.nodes[leader].group.has_heard());
+    assert!(cluster.nodes[follower].group.has_leader_contact());
+    assert!(!cluster.nodes[leader].group.has_leader_contact());
     cluster.nodes[follower].group.tick(1);
-    assert!(!cluster.nodes[follower].group.has_heard());
+    assert!(!cluster.nodes[follower].group.has_leader_contact());
 }

@@ -1,5 +1,5 @@
-//! Changes of the membership, seeded: at any step, with losses, crashes and replicas that come and go for good, what is committed
-//! stays, and no term has two leaders.
+//! Changes of the membership, seeded: at any step, with losses, crashes and replicas that come and
+//! go for good, what is committed stays, and no term has two leaders.
 
 mod support;
 
@@ -96,7 +96,7 @@ impl Changing {
                 }
                 52..60 => {
                     let quiet = cluster.dice.chance(50);
-                    cluster.nodes[at].group.set_quiet(quiet);
+                    cluster.nodes[at].group.set_idle(quiet);
                     cluster.nodes[at].group.tick(1);
                 }
                 60..68 => {
@@ -142,13 +142,15 @@ impl Changing {
         }
     }
 
-    /// Everything comes to rest: whoever leads is among the voters, all agree, and nobody who is gone takes part.
+    /// Everything comes to rest: whoever leads is among the voters, all agree, and nobody who is
+    /// gone takes part.
     fn finish(mut self, seed: u64) -> (u64, usize) {
         self.cluster.quiesce();
         let at = self.cluster.leader().expect("a leader");
         let members = self.cluster.nodes[at].group.members();
         assert!(!members.is_joint(), "seed {seed}");
         for node in &self.cluster.nodes {
+            assert_eq!(node.group.diverged(), None, "seed {seed}, node {}", node.id);
             if members.contains(node.id) {
                 assert_eq!(
                     node.group.members(),
@@ -237,8 +239,8 @@ fn learn(cluster: &mut Cluster) -> u64 {
     id
 }
 
-/// A crash of the leader, or of everybody, after each message of a change, and after each persisted step: whoever leads then ends
-/// it, in the old membership or in the new one.
+/// A crash of the leader, or of everybody, after each message of a change, and after each persisted
+/// step: whoever leads then ends it, in the old membership or in the new one.
 #[test]
 fn a_crash_at_every_step_of_a_change() {
     for everybody in [false, true] {
@@ -322,7 +324,8 @@ fn a_joint_membership_needs_both_majorities() {
         Err(ProposeError::Changing),
         "one at a time"
     );
-    // The new ones do not answer: the joint configuration is committed by the old voters, and nothing after it.
+    // The new ones do not answer: the joint configuration is committed by the old voters, and
+    // nothing after it.
     let lost = |cluster: &mut Cluster| {
         cluster.network.retain(|(to, _)| *to < four);
     };
@@ -354,7 +357,8 @@ fn a_joint_membership_needs_both_majorities() {
     });
 }
 
-/// A learner is sent everything and is asked for nothing: neither its acknowledgement nor its vote counts.
+/// A learner is sent everything and is asked for nothing: neither its acknowledgement nor its vote
+/// counts.
 #[test]
 fn a_learner_does_not_count() {
     let mut cluster = Cluster::new(1, 3);
@@ -389,7 +393,8 @@ fn a_learner_does_not_count() {
     );
 }
 
-/// One that joins could have lost what it knew: it votes for nobody until a leader has told it who takes part.
+/// One that joins could have lost what it knew: it votes for nobody until a leader has told it who
+/// takes part.
 #[test]
 fn who_joins_does_not_vote() {
     let mut cluster = Cluster::new(1, 3);

@@ -1,4 +1,5 @@
-//! Heartbeats further apart while nobody wants anything: when they may be, when not, and what followers make of it.
+//! Heartbeats further apart while nobody wants anything: when they may be, when not, and what
+//! followers make of it.
 
 mod support;
 
@@ -66,7 +67,7 @@ fn idle(seed: u64) -> (Cluster, usize) {
     cluster.quiesce();
     let leader = cluster.leader().expect("a leader");
     for node in &mut cluster.nodes {
-        node.group.set_quiet(true);
+        node.group.set_idle(true);
     }
     (cluster, leader)
 }
@@ -119,25 +120,25 @@ fn while_one_is_silent_heartbeats_come_as_always() {
 fn work_ends_the_rest_at_once() {
     let (mut cluster, leader) = idle(5);
     live(&mut cluster, 23, None, |_| true);
-    assert!(cluster.nodes[leader].group.rest_left() > 0);
+    assert!(cluster.nodes[leader].group.quiesced_ticks_left() > 0);
     assert_eq!(
         cluster.nodes[leader].group.idle_ticks(),
-        cluster.nodes[leader].group.rest_left() + 2
+        cluster.nodes[leader].group.quiesced_ticks_left() + 2
     );
     let all = |cluster: &Cluster| cluster.nodes.iter().all(|node| node.group.is_resting());
     assert!(all(&cluster));
     live(&mut cluster, 30, None, |_| true);
     assert!(all(&cluster), "between two heartbeats as well");
     for node in &mut cluster.nodes {
-        node.group.set_quiet(false);
+        node.group.set_idle(false);
     }
-    assert_eq!(cluster.nodes[leader].group.rest_left(), 0);
+    assert_eq!(cluster.nodes[leader].group.quiesced_ticks_left(), 0);
     assert!(!cluster.nodes[leader].group.is_resting());
     let told = live(&mut cluster, 80, None, |_| true);
     assert_eq!((told.heartbeats, told.longest), (2 * 40, 2));
     assert!(!cluster.nodes.iter().any(|node| node.group.is_resting()));
     let follower = (leader + 1) % 3;
-    assert_eq!(cluster.nodes[follower].group.rest_left(), 0);
+    assert_eq!(cluster.nodes[follower].group.quiesced_ticks_left(), 0);
 }
 
 #[test]
@@ -145,9 +146,9 @@ fn one_alone_rests_as_soon_as_it_is_quiet() {
     let mut cluster = Cluster::new(1, 2);
     cluster.quiesce();
     assert!(!cluster.nodes[0].group.is_resting());
-    cluster.nodes[0].group.set_quiet(true);
+    cluster.nodes[0].group.set_idle(true);
     assert!(cluster.nodes[0].group.is_resting());
-    cluster.nodes[0].group.set_quiet(false);
+    cluster.nodes[0].group.set_idle(false);
     assert!(!cluster.nodes[0].group.is_resting());
 }
 
@@ -184,13 +185,14 @@ fn a_leader_that_dies_at_rest_is_missed_and_its_term_ends_the_rest() {
         // The last heartbeat has just been.
         live(&mut cluster, 28, None, |_| true);
         let term = cluster.nodes[leader].group.term();
-        // Twenty ticks of rest, then an election time-out of six to twelve, and as much again where votes were split.
+        // Twenty ticks of rest, then an election time-out of six to twelve, and as much again where
+        // votes were split.
         let told = live(&mut cluster, 25, Some(leader), |_| true);
         assert_eq!(told.elections, 0, "seed {seed}: it might live");
         live(&mut cluster, 60, Some(leader), |_| true);
         let next = cluster.leader().expect("another leader");
         assert!(next != leader && cluster.nodes[next].group.term() > term);
-        assert_eq!(cluster.nodes[next].group.rest_left(), 0);
+        assert_eq!(cluster.nodes[next].group.quiesced_ticks_left(), 0);
         let told = live(&mut cluster, 40, Some(leader), |_| true);
         assert_eq!(told.longest, 2, "with one dead nobody rests");
     }
@@ -209,5 +211,29 @@ fn ticks_of_a_rest_say_nothing_of_what_was_heard_before_them() {
     assert_eq!(heard, 2);
     let group = &mut cluster.nodes[follower].group;
     group.tick(1);
-    assert!(!group.has_heard(), "not since the last tick");
+    assert!(!group.has_leader_contact(), "not since the last tick");
+}
+
+/// A follower's store cannot go on, or goes on again: its next answers say so, and nothing else of
+/// Raft changes.
+#[test]
+fn answers_tell_the_leader_who_is_impaired() {
+    let (mut cluster, leader) = idle(3);
+    let follower = (leader + 1) % 3;
+    let id = follower as u64 + 1;
+    let term = cluster.nodes[leader].group.term();
+    for impaired in [true, false] {
+        cluster.nodes[follower].group.set_impaired(impaired);
+        live(&mut cluster, 40, None, |message| {
+            let answers = matches!(
+                message.kind,
+                RaftKind::AppendResponse | RaftKind::HeartbeatResponse
+            );
+            assert_eq!(message.impaired, impaired && answers && message.from == id);
+            true
+        });
+        let group = &cluster.nodes[leader].group;
+        assert_eq!(group.is_impaired(id), impaired);
+        assert_eq!(group.term(), term);
+    }
 }

@@ -1,5 +1,5 @@
-//! Flash that does not read back while a group runs: followers get a checkpoint, a replay says so, and the log mends itself
-//! as soon as the store does without what is bad.
+//! Flash that does not read back while a group runs: followers get a checkpoint, a replay says so,
+//! and the log mends itself as soon as the store does without what is bad.
 
 mod support;
 
@@ -45,7 +45,8 @@ fn go_on_without(cluster: &mut Cluster, leader: usize, absent: usize, entries: u
     panic!("{until} entries are not applied");
 }
 
-/// A leader whose ring begins far behind the log's first entry, and a follower that has next to nothing.
+/// A leader whose ring begins far behind the log's first entry, and a follower that has next to
+/// nothing.
 fn lagging(mode: FlashMode) -> (Cluster, usize, usize) {
     let mut cluster = Cluster::with_flash(3, 6, Some(mode));
     let leader = elect(&mut cluster);
@@ -138,7 +139,8 @@ fn a_read_that_fails_for_a_moment_is_repeated() {
     assert!(cluster.nodes[behind].applied >= applied);
 }
 
-/// A start has to replay what the ring does not have, and cannot: it says so instead of trying for ever.
+/// A start has to replay what the ring does not have, and cannot: it says so instead of trying for
+/// ever.
 #[test]
 fn a_replay_from_a_bad_page_fails() {
     for mode in [FlashMode::Second, FlashMode::Only] {
@@ -161,8 +163,9 @@ fn a_replay_from_a_bad_page_fails() {
     }
 }
 
-/// A durable page rots, and is found out by reading. What the store lacks stays in memory from then on; once it has the rest,
-/// flash begins anew with what memory has, or is trimmed, and opens again after a crash.
+/// A durable page rots, and is found out by reading. What the store lacks stays in memory from then
+/// on; once it has the rest, flash begins anew with what memory has, or is trimmed, and opens again
+/// after a crash.
 #[test]
 fn a_page_that_rotted_is_left_behind() {
     for mode in [FlashMode::Second, FlashMode::Only] {
@@ -176,7 +179,10 @@ fn a_page_that_rotted_is_left_behind() {
         let through = node.group.replay_through();
         if mode == FlashMode::Second {
             node.flushed = through - 1;
-            assert!(node.group.mend_flash(node.flushed), "a flush would help");
+            assert!(
+                node.group.discard_unreadable(node.flushed),
+                "a flush would help"
+            );
             go_on_without(&mut cluster, leader, behind, 20);
             let still = cluster.nodes[leader].group.replay_through();
             assert_eq!(still, through, "what the store lacks stays");
@@ -184,7 +190,7 @@ fn a_page_that_rotted_is_left_behind() {
         for _ in 0..20 {
             let node = &mut cluster.nodes[leader];
             node.flushed = node.applied;
-            assert!(!node.group.mend_flash(node.flushed), "{mode:?}");
+            assert!(!node.group.discard_unreadable(node.flushed), "{mode:?}");
             if !node.group.flash_status(0).unwrap().unreadable {
                 break;
             }

@@ -15,8 +15,8 @@ pub struct Capabilities {
     pub append: Option<AppendBy>,
     /// Who carries a chain's operation from hop to hop.
     pub chain: ChainBy,
-    /// Whether the target's program must call [`Endpoint::poll`](crate::Endpoint::poll) for one-sided operations to
-    /// make progress. Its CPU time is then part of the price.
+    /// Whether the target's program must call [`Endpoint::poll`](crate::Endpoint::poll) for
+    /// one-sided operations to make progress. Its CPU time is then part of the price.
     pub target_polls: bool,
     /// The largest append in bytes (the MTU for NICs). Larger records are cut by the protocol.
     pub max_append: usize,

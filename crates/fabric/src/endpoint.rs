@@ -9,7 +9,8 @@ use crate::event::Event;
 use crate::key::{Access, Address, AppendKey, MemoryKey, Token};
 use crate::operation::{ChainId, ChainOperation, ChainShape, ConnectionId, Operation};
 
-/// A participant in the fabric. Initiator and target alike: it registers its own memory and operates on others'.
+/// A participant in the fabric. Initiator and target alike: it registers its own memory and
+/// operates on others'.
 ///
 /// One thread owns an endpoint and polls it. Contexts are the caller's and come back unchanged.
 pub trait Endpoint: Send {
@@ -22,7 +23,8 @@ pub trait Endpoint: Send {
     /// Its own memory, which registrations are parts of.
     fn memory(&self) -> &SharedArea;
 
-    /// Registers `len` bytes of the endpoint's memory from `offset` (a multiple of 64) under a tenant's token.
+    /// Registers `len` bytes of the endpoint's memory from `offset` (a multiple of 64) under a
+    /// tenant's token.
     fn register(
         &mut self,
         offset: u64,
@@ -31,15 +33,16 @@ pub trait Endpoint: Send {
         token: Token,
     ) -> Result<MemoryKey, FabricError>;
 
-    /// Ends a registration or an append queue's: once this returns, no operation under the key takes effect, not even
-    /// one that was under way (rowan §4.5: a failed server's access ends before a backup is promoted).
+    /// Ends a registration or an append queue's: once this returns, no operation under the key
+    /// takes effect, not even one that was under way (rowan §4.5: a failed server's access ends
+    /// before a backup is promoted).
     fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError>;
 
     /// Opens an append queue; senders may use the key once segments are posted.
     fn open_append(&mut self, spec: AppendSpec) -> Result<AppendKey, FabricError>;
 
-    /// Posts segments for appends, in this order: their first 64 bytes are zero. Offsets count from the first byte of the
-    /// endpoint's memory.
+    /// Posts segments for appends, in this order: their first 64 bytes are zero. Offsets count from
+    /// the first byte of the endpoint's memory.
     fn post_segments(&mut self, queue: &AppendKey, offsets: &[u64]) -> Result<(), FabricError>;
 
     /// Takes the segments that no append will touch again, in the order in which they were posted.
@@ -50,8 +53,9 @@ pub trait Endpoint: Send {
         false
     }
 
-    /// Closes an append queue: once this returns, no append takes effect, and every posted segment counts as used.
-    /// Answers how many of those posted last were certainly never touched, as far as the provider knows.
+    /// Closes an append queue: once this returns, no append takes effect, and every posted segment
+    /// counts as used. Answers how many of those posted last were certainly never touched, as far
+    /// as the provider knows.
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError>;
 
     /// Connects to a peer. Authority is in the keys, not in the connection.
@@ -60,8 +64,9 @@ pub trait Endpoint: Send {
     /// Ends a connection; what was posted and has not completed fails.
     fn disconnect(&mut self, connection: ConnectionId);
 
-    /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done. `Err(Unknown)`: the connection
-    /// has ended, maybe a moment ago and with its events not yet polled. What goes wrong with a posted operation comes as
+    /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done.
+    /// `Err(Unknown)`: the connection has ended, maybe a moment ago and with its events not yet
+    /// polled. What goes wrong with a posted operation comes as
     /// [`Event::Failed`].
     fn post(
         &mut self,
@@ -70,8 +75,9 @@ pub trait Endpoint: Send {
         context: u64,
     ) -> Result<(), FabricError>;
 
-    /// Posts appends to one queue, each with its context, as [`Endpoint::post`] would one after the other; together they may cost less.
-    /// Answers how many were taken: fewer than all is back-pressure.
+    /// Posts appends to one queue, each with its context, as [`Endpoint::post`] would one after the
+    /// other; together they may cost less. Answers how many were taken: fewer than all is
+    /// back-pressure.
     fn post_appends(
         &mut self,
         connection: ConnectionId,
@@ -97,11 +103,13 @@ pub trait Endpoint: Send {
         members: &[(ConnectionId, MemoryKey)],
     ) -> Result<ChainId, FabricError>;
 
-    /// Ends a chain: its name is not used again, and what of it is under way may or may not take effect, unheard of.
-    /// The connections stay. Providers that keep nothing per chain need not do anything.
+    /// Ends a chain: its name is not used again, and what of it is under way may or may not take
+    /// effect, unheard of. The connections stay. Providers that keep nothing per chain need not do
+    /// anything.
     fn close_chain(&mut self, _chain: ChainId) {}
 
-    /// Posts a chain operation; operations of one chain take effect at each member in order of posting.
+    /// Posts a chain operation; operations of one chain take effect at each member in order of
+    /// posting.
     fn post_chain(
         &mut self,
         chain: ChainId,

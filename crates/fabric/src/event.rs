@@ -25,7 +25,8 @@ pub enum Event {
         /// One word per member, for compare-swap; otherwise empty.
         values: Vec<u64>,
     },
-    /// An operation failed, and its connection with it. Its effect is unknown: none, some, or all of it.
+    /// An operation failed, and its connection with it. Its effect is unknown: none, some, or all
+    /// of it.
     Failed {
         /// On which connection.
         connection: ConnectionId,
@@ -85,7 +86,8 @@ pub enum FailureKind {
     /// An atomic's offset is no multiple of 8.
     #[error("the word is not aligned to 8 bytes")]
     Misaligned,
-    /// An append found no posted segment within its bound of waiting; later ones may. The connection lives on.
+    /// An append found no posted segment within its bound of waiting; later ones may. The
+    /// connection lives on.
     #[error("the receiver has no segment posted")]
     NoSegment,
     /// The append queue was closed by its receiver.

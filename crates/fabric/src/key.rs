@@ -57,7 +57,8 @@ impl Access {
     }
 }
 
-/// What a peer needs to name registered memory. Offsets in operations count from the registration's first byte.
+/// What a peer needs to name registered memory. Offsets in operations count from the registration's
+/// first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryKey {
     /// The registration, unique for the life of its endpoint: never reused after a revocation.
@@ -96,6 +97,7 @@ impl MemoryKey {
     }
 }
 
-/// What a sender needs to append to a receiver's queue (rowan §3). Encoded like the [`MemoryKey`] inside.
+/// What a sender needs to append to a receiver's queue (rowan §3). Encoded like the [`MemoryKey`]
+/// inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppendKey(pub MemoryKey);

@@ -11,10 +11,11 @@
 //!   sim           a whole network in one process, from a seed                     sim/
 //! ```
 //!
-//! An operation is *complete* when its effect is in the target's memory; it is *durable* only after a flush of the
-//! same connection that was posted later has completed. Operations of one connection take effect in the order in which
-//! they were posted only where the provider declares it ([`Capabilities::write_order`]). A failed operation breaks its
-//! connection: everything posted behind it fails too, and the first failure names the operation.
+//! An operation is *complete* when its effect is in the target's memory; it is *durable* only after
+//! a flush of the same connection that was posted later has completed. Operations of one connection
+//! take effect in the order in which they were posted only where the provider declares it
+//! ([`Capabilities::write_order`]). A failed operation breaks its connection: everything posted
+//! behind it fails too, and the first failure names the operation.
 //!
 //! Knows no records and no protocols; those stand above, in `replication`.
 

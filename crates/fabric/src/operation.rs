@@ -31,8 +31,8 @@ pub enum Operation<'a> {
         /// How many.
         len: u64,
     },
-    /// Makes what this connection wrote or appended before durable. The range is what the caller needs: a provider
-    /// may make more durable.
+    /// Makes what this connection wrote or appended before durable. The range is what the caller
+    /// needs: a provider may make more durable.
     Flush {
         /// Whose memory.
         key: &'a MemoryKey,
@@ -41,7 +41,8 @@ pub enum Operation<'a> {
         /// How many.
         len: u64,
     },
-    /// Exchanges an aligned 8-byte word if it holds `old`; the word before is the completion's value.
+    /// Exchanges an aligned 8-byte word if it holds `old`; the word before is the completion's
+    /// value.
     CompareSwap {
         /// Whose memory.
         key: &'a MemoryKey,
@@ -61,16 +62,18 @@ pub enum Operation<'a> {
         /// What to add.
         value: u64,
     },
-    /// Stores bytes at the queue's tail, at an address of the receiver's choosing, and makes them durable. Each append
-    /// begins on a multiple of 64 bytes; the sender pads. The completion means durable, and carries no address.
+    /// Stores bytes at the queue's tail, at an address of the receiver's choosing, and makes them
+    /// durable. Each append begins on a multiple of 64 bytes; the sender pads. The completion means
+    /// durable, and carries no address.
     Append {
         /// Whose queue.
         queue: &'a AppendKey,
-        /// What to store; at most [`Capabilities::max_append`](crate::Capabilities::max_append) bytes.
+        /// What to store; at most [`Capabilities::max_append`](crate::Capabilities::max_append)
+        /// bytes.
         bytes: &'a [u8],
     },
-    /// A message to the peer's program: the two-sided operation that remote procedure calls are made of. Complete when
-    /// the peer's provider holds it.
+    /// A message to the peer's program: the two-sided operation that remote procedure calls are
+    /// made of. Complete when the peer's provider holds it.
     Send {
         /// What to send.
         bytes: &'a [u8],
@@ -96,8 +99,8 @@ pub enum ChainOperation<'a> {
         /// What to store.
         bytes: &'a [u8],
     },
-    /// gCAS: exchanges a word at the members whose bit in `execute` is set (bit 0 is the first member). The results'
-    /// words are what each of them held before; members left out answer 0.
+    /// gCAS: exchanges a word at the members whose bit in `execute` is set (bit 0 is the first
+    /// member). The results' words are what each of them held before; members left out answer 0.
     CompareSwap {
         /// The word's first byte; a multiple of 8.
         offset: u64,

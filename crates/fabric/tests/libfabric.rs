@@ -1,4 +1,5 @@
-//! The provider `libfabric` over whatever of its software providers this machine has: what they promise, in one process.
+//! The provider `libfabric` over whatever of its software providers this machine has: what they
+//! promise, in one process.
 #![cfg(feature = "libfabric")]
 
 mod ofi_common;
@@ -429,7 +430,8 @@ fn addresses_of_others_and_of_the_dead_are_refused() {
                 Err(FabricError::BadAddress(_))
             ));
         }
-        // An endpoint that was there: whichever way the provider tells, the operation fails in time.
+        // An endpoint that was there: whichever way the provider tells, the operation fails in
+        // time.
         let gone = ofi_common::endpoint(provider, 4096).address();
         match endpoint.connect(&gone) {
             Ok(to) => {

@@ -73,8 +73,9 @@ fn appends_of_many_senders_fill_segments_in_order() {
         for (sender, _) in &mut senders {
             wait_for(sender, |event| completed(event, EACH - 1));
         }
-        // Every record once, at a multiple of 64, each sender's in order within a segment. Not so across segments:
-        // while one sender's bytes arrive in a segment, `sockets` puts another's into the next.
+        // Every record once, at a multiple of 64, each sender's in order within a segment. Not so
+        // across segments: while one sender's bytes arrive in a segment, `sockets` puts another's
+        // into the next.
         let mut found = BTreeSet::new();
         let mut gaps = 0;
         let memory = target.memory().clone();

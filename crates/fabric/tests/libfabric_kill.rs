@@ -1,5 +1,6 @@
-//! Processes killed with -9 while operations are under way, targets and initiators: what completed is in the target's
-//! memory, nothing else is but parts of what was posted, and the survivor hears of it in time.
+//! Processes killed with -9 while operations are under way, targets and initiators: what completed
+//! is in the target's memory, nothing else is but parts of what was posted, and the survivor hears
+//! of it in time.
 #![cfg(feature = "libfabric")]
 
 mod ofi_common;
@@ -19,10 +20,12 @@ use ofi_processes::{
     slot_byte,
 };
 
-/// How long a survivor may take to notice: its time-outs of 4 s, and twice as much again on a machine full of tests.
+/// How long a survivor may take to notice: its time-outs of 4 s, and twice as much again on a
+/// machine full of tests.
 const NOTICED: Duration = Duration::from_secs(12);
 
-/// Shorter times than by default, but none in which a machine with other work may leave a living process without its CPU.
+/// Shorter times than by default, but none in which a machine with other work may leave a living
+/// process without its CPU.
 fn survivor(provider: &str) -> OfiOptions {
     let mut options = ofi_common::options(provider);
     options.operation_timeout = Duration::from_secs(4);
@@ -35,8 +38,9 @@ fn survivor(provider: &str) -> OfiOptions {
 fn for_each_that_survives(test: impl Fn(&str)) {
     for_each_provider(|provider| {
         if provider == "shm" {
-            // Seen with 1.17: whoever is killed inside the library keeps a spin lock in shared memory, and the next
-            // who wants it waits for ever inside the library. The fabric's own provider `shm` has no such locks.
+            // Seen with 1.17: whoever is killed inside the library keeps a spin lock in shared
+            // memory, and the next who wants it waits for ever inside the library. The fabric's own
+            // provider `shm` has no such locks.
             eprintln!("libfabric/shm skipped: it does not survive killed peers");
         } else {
             test(provider);
@@ -44,7 +48,8 @@ fn for_each_that_survives(test: impl Fn(&str)) {
     });
 }
 
-/// Posts until 500 operations have completed, kills the target, and answers the numbers that completed.
+/// Posts until 500 operations have completed, kills the target, and answers the numbers that
+/// completed.
 fn post_until_killed(
     target: &mut Child,
     initiator: &mut Tester,
@@ -202,7 +207,8 @@ fn completed_appends_outlive_a_killed_target_and_the_rest_fails_in_time() {
     });
 }
 
-/// The whole records in the segments, each sender's in order within a segment. What is not whole is a hole of its length.
+/// The whole records in the segments, each sender's in order within a segment. What is not whole is
+/// a hole of its length.
 fn appended(memory: &Memory, provider: &str) -> BTreeSet<(u64, u64)> {
     let mut found = BTreeSet::new();
     for segment in 0..SEGMENTS {
@@ -228,7 +234,8 @@ fn appended(memory: &Memory, provider: &str) -> BTreeSet<(u64, u64)> {
     found
 }
 
-/// Waits until the connection to a killed peer is known to be gone; answers the failures of its operations.
+/// Waits until the connection to a killed peer is known to be gone; answers the failures of its
+/// operations.
 fn until_noticed(endpoint: &mut Tester, peer: ConnectionId) -> Vec<cyclone_fabric::Failure> {
     let start = Instant::now();
     let mut failures = Vec::new();
@@ -291,8 +298,8 @@ fn a_sender_killed_amid_writes_leaves_whole_writes_and_a_target_that_goes_on() {
             bytes: &[2; 64],
         };
         sender.kill();
-        // Posted to somebody who is not there any more: it fails, and says what it was. So do those under way, and then
-        // the connection may be known to be gone already.
+        // Posted to somebody who is not there any more: it fails, and says what it was. So do those
+        // under way, and then the connection may be known to be gone already.
         let posted = loop {
             match target.post(peer, write, u64::MAX) {
                 Ok(()) => break true,
@@ -320,9 +327,9 @@ fn a_sender_killed_amid_writes_leaves_whole_writes_and_a_target_that_goes_on() {
     });
 }
 
-/// The provider `sockets` stands still for ever when a connection's receive buffer is full and ends within a message's
-/// head; so little is given to it at once. The smaller the buffer, the likelier: three in a hundred runs of the test
-/// above with 96 KiB, thirteen with 32.
+/// The provider `sockets` stands still for ever when a connection's receive buffer is full and ends
+/// within a message's head; so little is given to it at once. The smaller the buffer, the likelier:
+/// three in a hundred runs of the test above with 96 KiB, thirteen with 32.
 #[test]
 fn sockets_go_on_where_receive_buffers_are_small() {
     let _turn = ofi_processes::turn();
@@ -446,7 +453,8 @@ fn files_of_killed_processes_go_with_the_next_endpoint() {
 #[test]
 fn signals_and_crashes_have_their_own_actions_and_leave_no_file() {
     let _turn = ofi_processes::turn();
-    // libfabric's dependencies catch them, write PROGRAM-…,PID.btr into the current directory and exit with 1.
+    // libfabric's dependencies catch them, write PROGRAM-…,PID.btr into the current directory and
+    // exit with 1.
     for signal in ["ABRT", "TERM", "INT", "SEGV", "BUS"] {
         let directory = tempfile::tempdir().expect("directory");
         let (status, files) = ofi_processes::ended_by(signal, directory.path());

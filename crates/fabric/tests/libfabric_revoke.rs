@@ -127,7 +127,8 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
         wait_for(&mut paused, |event| completed(event, 1));
         ofi_common::post(&mut bystander, other, write(&kept, &[2; 64]), 2);
         wait_for(&mut bystander, |event| completed(event, 2));
-        // From here on nobody polls for the first initiator: it cannot say that nothing is under way.
+        // From here on nobody polls for the first initiator: it cannot say that nothing is under
+        // way.
         target.revoke(&key).expect("revoke");
         target.memory().zero(0, 4096);
         if paused.post(to, write(&key, &[3; 64]), 3).is_ok() {
@@ -136,8 +137,9 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
             });
         }
         assert_eq!(target.memory().read_vec(0, 64), [0; 64], "{provider}");
-        // Others may lose a connection, not the target. The provider may find its connection to the closed port dead
-        // only with the new one's first message: before the write is posted, or after.
+        // Others may lose a connection, not the target. The provider may find its connection to the
+        // closed port dead only with the new one's first message: before the write is posted, or
+        // after.
         let mut tries = 4..6;
         loop {
             let context = tries.next().expect("a second connection breaks too");
@@ -161,8 +163,8 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
 
 #[test]
 fn a_revocation_cuts_off_what_an_ended_connection_left_under_way() {
-    // Writes are half way through a socket when their connection ends; the target then revokes the key, which nobody
-    // uses any more as far as it knows; then the rest of the bytes comes.
+    // Writes are half way through a socket when their connection ends; the target then revokes the
+    // key, which nobody uses any more as far as it knows; then the rest of the bytes comes.
     for_each_provider(|provider| {
         let mut options = ofi_common::options(provider);
         options.revoke_timeout = std::time::Duration::from_millis(300);

@@ -1,4 +1,5 @@
-//! Initiators in processes of their own are stopped and killed wherever they happen to be, and so is an owner.
+//! Initiators in processes of their own are stopped and killed wherever they happen to be, and so
+//! is an owner.
 
 mod shm_common;
 
@@ -89,7 +90,8 @@ impl Found {
         }
     }
 
-    /// Every completed record is there once and whole; of the one that was under way at the end there may be a part.
+    /// Every completed record is there once and whole; of the one that was under way at the end
+    /// there may be a part.
     fn check(&self, sender: u64, completed: u64) {
         for number in 0..completed {
             let lines = self.records.get(&(sender, number));
@@ -101,7 +103,8 @@ impl Found {
     }
 }
 
-/// Takes used segments, looks at them, zeroes them and posts them again; answers how many there were.
+/// Takes used segments, looks at them, zeroes them and posts them again; answers how many there
+/// were.
 fn recycle(owner: &mut ShmEndpoint, queue: &AppendKey, found: &mut Found) -> usize {
     let mut used = Vec::new();
     owner.used_segments(queue, &mut used).expect("used");
@@ -155,7 +158,8 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
         others[victim].kill();
         let new = start(next);
         ended.push(std::mem::replace(&mut others[victim], new));
-        // Its hole, if there is one, stops nobody: more segments are used than were posted when it died.
+        // Its hole, if there is one, stops nobody: more segments are used than were posted when it
+        // died.
         turn(&mut found, &mut owner, POSTED as usize + 1);
     }
     for mut other in others {
@@ -187,7 +191,8 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
     );
 }
 
-/// Calls until it succeeds, letting the stalled go on after the first refusal; answers whether there was one.
+/// Calls until it succeeds, letting the stalled go on after the first refusal; answers whether
+/// there was one.
 fn until_done(
     mut call: impl FnMut() -> Result<(), FabricError>,
     mut before_again: impl FnMut(),

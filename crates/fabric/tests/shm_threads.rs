@@ -1,4 +1,5 @@
-//! Initiators in threads, which are hit in the middle of an operation more often than processes are.
+//! Initiators in threads, which are hit in the middle of an operation more often than processes
+//! are.
 
 mod shm_common;
 

@@ -23,10 +23,14 @@ const BACKLOG: i32 = 16 * 1024;
 pub struct GatewayConfig {
     /// Where to listen; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Passwords of the user `default`, any of which is accepted; none, and no users: no authentication.
+    /// Passwords of the user `default`, any of which is accepted; none, and no users: no
+    /// authentication.
     pub passwords: Vec<Vec<u8>>,
     /// Users with hashed passwords.
     pub users: Users,
+    /// Whether a port that asks for no password, users or client certificates answers only clients
+    /// that connect through the loopback interface.
+    pub protected_mode: bool,
     /// Certificate and key; without them the port speaks in the clear.
     pub tls: Option<Tls>,
     /// Most connections at a time; lowered if the system allows fewer open files.
@@ -35,9 +39,11 @@ pub struct GatewayConfig {
     pub max_key_bytes: usize,
     /// Longest value, in bytes.
     pub max_value_bytes: usize,
-    /// Most bytes of a batch (MSET, MSETNX, EXEC) in wire form; at most what the format allows, 4 MiB.
+    /// Most bytes of a batch (MSET, MSETNX, EXEC) in wire form; at most what the format allows, 4
+    /// MiB.
     pub max_batch_bytes: usize,
-    /// Longest request, in bytes, and most bytes of unanswered requests per connection. At most 1 GiB.
+    /// Longest request, in bytes, and most bytes of unanswered requests per connection. At most 1
+    /// GiB.
     pub max_query_buffer: usize,
     /// Most commands in flight per connection; beyond, nothing is read from it.
     pub max_in_flight: usize,
@@ -45,16 +51,18 @@ pub struct GatewayConfig {
     pub output_pause_bytes: usize,
     /// Bytes of unsent replies at which the connection is dropped.
     pub output_limit_bytes: usize,
-    /// Bytes of requests that all connections together may hold: above, those that hold much are not read, and those that hold most
-    /// are closed.
+    /// Bytes of requests that all connections together may hold: above, those that hold much are
+    /// not read, and those that hold most are closed.
     pub total_input_bytes: usize,
     /// The same for bytes of replies.
     pub total_output_bytes: usize,
-    /// Microseconds for which a connection may have unsent replies without taking a byte, before it is dropped.
+    /// Microseconds for which a connection may have unsent replies without taking a byte, before it
+    /// is dropped.
     pub output_stall_us: u64,
     /// Microseconds without traffic after which a connection is dropped; 0: never.
     pub idle_timeout_us: u64,
-    /// Microseconds after which a connection that has not logged in is dropped, where there are passwords or users; 0: never.
+    /// Microseconds after which a connection that has not logged in is dropped, where there are
+    /// passwords or users; 0: never.
     pub login_timeout_us: u64,
     /// How connections read until they say otherwise (CLIENT READMODE).
     pub read_mode: ReadMode,
@@ -73,6 +81,7 @@ impl GatewayConfig {
             listen,
             passwords: Vec::new(),
             users: Users::default(),
+            protected_mode: true,
             tls: None,
             max_clients: 20_000,
             max_key_bytes: 64 * 1024,
@@ -99,8 +108,19 @@ impl GatewayConfig {
         self.passwords.is_empty() && self.users.is_empty()
     }
 
-    /// How many clients fit into the open files that this process may have; raises their limit as far as needed and
-    /// allowed, as opening a gateway does.
+    /// Whether clients prove who they are: by a password, as a user, or with a certificate.
+    pub fn has_authentication(&self) -> bool {
+        let certificates = self.tls.as_ref().is_some_and(Tls::asks_for_certificates);
+        !self.is_open() || certificates
+    }
+
+    /// Whether only clients on the loopback interface are served.
+    pub fn is_protected(&self) -> bool {
+        self.protected_mode && !self.has_authentication()
+    }
+
+    /// How many clients fit into the open files that this process may have; raises their limit as
+    /// far as needed and allowed, as opening a gateway does.
     pub fn clients_allowed(&self) -> usize {
         clients_allowed(self.max_clients)
     }
@@ -118,7 +138,8 @@ impl GatewayConfig {
         }
     }
 
-    /// Whether a gateway can be opened with these settings, as far as can be told without opening it.
+    /// Whether a gateway can be opened with these settings, as far as can be told without opening
+    /// it.
     ///
     /// # Errors
     /// The first setting that is out of range.
@@ -150,8 +171,9 @@ impl GatewayConfig {
                 1,
                 self.output_limit_bytes,
             ),
-            // Within its own bounds a connection alone is never too much. Its buffer may be twice as long as the requests in it, and as
-            // much may be under way once the last request joins the others.
+            // Within its own bounds a connection alone is never too much. Its buffer may be twice
+            // as long as the requests in it, and as much may be under way once the last request
+            // joins the others.
             (
                 "total_input_bytes",
                 self.total_input_bytes,
@@ -210,8 +232,9 @@ pub enum GatewayError {
     },
 }
 
-/// Opens the listening socket, with a backlog for thousands of clients that come at once (after a failover, say);
-/// the standard library's 128 would make them wait whole seconds for the kernel to try again.
+/// Opens the listening socket, with a backlog for thousands of clients that come at once (after a
+/// failover, say); the standard library's 128 would make them wait whole seconds for the kernel to
+/// try again.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     let family = if addr.is_ipv4() {
         AddressFamily::INET

@@ -11,10 +11,10 @@ use cyclone_wire::resp::{Protocol, RequestParser, encode};
 use crate::backend::{Backend, Outcome, Route};
 use crate::command::transaction::{Extra, Multi, Watches, encode_parts};
 use crate::config::GatewayConfig;
-use crate::login::Checking;
-use crate::memory::Held;
+use crate::login::PendingLogin;
+use crate::memory::HeldBytes;
 use crate::reply::{Shape, encode_reply, refuse_route, route_to};
-use crate::rest::Rest;
+use crate::reply_encoder::ReplyEncoder;
 use crate::slab::{SEQ_MASK, ticket};
 use crate::stream::Stream;
 
@@ -26,6 +26,9 @@ const PORTION: usize = 64 * 1024;
 /// Encoded bytes that wait for the socket, at which no further reply is encoded.
 const ENCODED_AHEAD: usize = 256 * 1024;
 
+/// Who a connection is where nobody has logged in.
+pub(crate) const DEFAULT_USER: &[u8] = b"default";
+
 /// Where a command stands.
 #[derive(Debug)]
 enum State {
@@ -36,7 +39,7 @@ enum State {
     /// Answered by the gateway itself; the encoded reply.
     Local(Vec<u8>),
     /// A part of the reply is encoded.
-    Begun(Rest),
+    PartlyEncoded(ReplyEncoder),
 }
 
 /// A command whose reply has not been handed to the socket's buffer.
@@ -59,7 +62,7 @@ impl Pending {
     /// Whether the reply is there, and longer than a portion.
     fn is_long(&self) -> bool {
         match &self.state {
-            State::Begun(_) => true,
+            State::PartlyEncoded(_) => true,
             State::Done(Outcome::Done(Reply::Failed(_))) => false,
             State::Done(Outcome::Done(_)) | State::Local(_) => self.held > PORTION,
             State::Waiting | State::Done(_) => false,
@@ -112,7 +115,7 @@ pub(crate) struct Session {
     /// Bytes of pending requests.
     pub(crate) request_bytes: usize,
     /// Bytes of those that the backend has not answered.
-    asked_bytes: usize,
+    unanswered_bytes: usize,
     /// Bytes of answers that wait for an earlier one, and of what an EXEC has answered already.
     held_bytes: usize,
     pub(crate) out: Vec<u8>,
@@ -120,7 +123,7 @@ pub(crate) struct Session {
     pub(crate) protocol: Protocol,
     pub(crate) authenticated: bool,
     /// Since when it may, and must, log in.
-    pub(crate) stranger_since_us: u64,
+    pub(crate) unauthenticated_since_us: u64,
     pub(crate) name: Vec<u8>,
     pub(crate) lib_name: Vec<u8>,
     pub(crate) lib_version: Vec<u8>,
@@ -138,7 +141,7 @@ pub(crate) struct Session {
     pub(crate) closing: bool,
     pub(crate) waiting: Option<Waiting>,
     /// An AUTH that the login thread looks at.
-    pub(crate) checking: Option<Checking>,
+    pub(crate) pending_login: Option<PendingLogin>,
     /// Between MULTI and EXEC.
     pub(crate) multi: Option<Box<Multi>>,
     pub(crate) watches: Watches,
@@ -148,7 +151,22 @@ pub(crate) struct Session {
     pub(crate) active_us: u64,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
+    /// The socket's number in this process.
+    pub(crate) fd: i32,
+    /// Who has logged in.
+    pub(crate) user: Vec<u8>,
     pub(crate) last_command: &'static str,
+}
+
+/// What CLIENT LIST tells of a connection's replies, in bytes but for `waiting`.
+pub(crate) struct Buffers {
+    pub(crate) allocated: usize,
+    /// Encoded and not sent.
+    pub(crate) encoded: usize,
+    /// Replies that are not encoded, or not there.
+    pub(crate) waiting: usize,
+    /// What those hold.
+    pub(crate) held: usize,
 }
 
 impl Session {
@@ -167,13 +185,13 @@ impl Session {
             pending: VecDeque::new(),
             reads: 0,
             request_bytes: 0,
-            asked_bytes: 0,
+            unanswered_bytes: 0,
             held_bytes: 0,
             out: Vec::new(),
             sent: 0,
             protocol: Protocol::Resp2,
             authenticated: trusted,
-            stranger_since_us: now_us,
+            unauthenticated_since_us: now_us,
             name: Vec::new(),
             lib_name: Vec::new(),
             lib_version: Vec::new(),
@@ -186,7 +204,7 @@ impl Session {
             no_touch: false,
             closing: false,
             waiting: None,
-            checking: None,
+            pending_login: None,
             multi: None,
             watches: Watches::default(),
             extra: None,
@@ -194,12 +212,31 @@ impl Session {
             active_us: now_us,
             peer: addrs.0,
             local: addrs.1,
+            fd: -1,
+            user: DEFAULT_USER.to_vec(),
             last_command: "NULL",
+        }
+    }
+
+    pub(crate) fn buffers(&self) -> Buffers {
+        Buffers {
+            allocated: self.out.capacity(),
+            encoded: self.out.len() - self.sent,
+            waiting: self.pending.len(),
+            held: self.held_bytes,
         }
     }
 
     pub(crate) fn in_flight(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Pending commands that there is memory for, beyond what is kept in any case.
+    fn pending_capacity(&self) -> usize {
+        match self.pending.capacity() {
+            ..=KEPT_PENDING => self.pending.len(),
+            many => many,
+        }
     }
 
     /// The ticket of the command that would be submitted next.
@@ -212,7 +249,8 @@ impl Session {
         )
     }
 
-    /// Notes a command that was submitted under [`Session::next_ticket`]; `bytes` are those of its request.
+    /// Notes a command that was submitted under [`Session::next_ticket`]; `bytes` are those of its
+    /// request.
     pub(crate) fn push_submitted(
         &mut self,
         is_read: bool,
@@ -226,7 +264,7 @@ impl Session {
         let held = extra.as_ref().map_or(0, Extra::held);
         self.held_bytes += held;
         let bytes = bytes + extra.as_ref().map_or(0, Extra::batch_bytes);
-        self.asked_bytes += bytes;
+        self.unanswered_bytes += bytes;
         self.push(Pending {
             extra,
             state: State::Waiting,
@@ -264,7 +302,8 @@ impl Session {
         self.pending.push_back(pending);
     }
 
-    /// Notes an outcome; answers whether the oldest command is now answered. A second outcome is ignored.
+    /// Notes an outcome; answers whether the oldest command is now answered. A second outcome is
+    /// ignored.
     pub(crate) fn complete(&mut self, seq: u32, outcome: Outcome) -> bool {
         let offset = seq.wrapping_sub(self.head) & SEQ_MASK;
         let Some(pending) = self.pending.get_mut(offset as usize) else {
@@ -274,7 +313,7 @@ impl Session {
             return false;
         }
         self.reads -= usize::from(pending.is_read);
-        self.asked_bytes -= pending.bytes;
+        self.unanswered_bytes -= pending.bytes;
         let outcome = match &mut pending.extra {
             Some(Extra::Watch { keys, epoch }) => self.watches.learn(keys, *epoch, outcome),
             _ => outcome,
@@ -293,10 +332,10 @@ impl Session {
     }
 
     /// The long replies that nobody takes any more.
-    pub(crate) fn leftovers(&mut self) -> impl Iterator<Item = Rest> + '_ {
+    pub(crate) fn discarded_replies(&mut self) -> impl Iterator<Item = ReplyEncoder> + '_ {
         self.pending.drain(..).filter_map(|it| match it.state {
-            State::Begun(rest) => Some(rest),
-            State::Done(outcome) if it.held > PORTION => Rest::left_over(outcome),
+            State::PartlyEncoded(rest) => Some(rest),
+            State::Done(outcome) if it.held > PORTION => ReplyEncoder::from_discarded(outcome),
             _ => None,
         })
     }
@@ -313,9 +352,10 @@ impl Session {
         self.pending.front().is_some_and(Pending::is_long)
     }
 
-    /// Encodes the replies that are due, in order: so much that the socket has something to take, and of long ones no more than about
-    /// `most` bytes, which become fewer. Short ones do not wait for what long ones of other connections leave.
-    pub(crate) fn settle(&mut self, backend: &dyn Backend, most: &mut usize) {
+    /// Encodes the replies that are due, in order: so much that the socket has something to take,
+    /// and of long ones no more than about `most` bytes, which become fewer. Short ones do not wait
+    /// for what long ones of other connections leave.
+    pub(crate) fn encode_due_replies(&mut self, backend: &dyn Backend, most: &mut usize) {
         while self.out.len() - self.sent < ENCODED_AHEAD
             && self.is_due()
             && (*most > 0 || !self.is_long())
@@ -334,9 +374,9 @@ impl Session {
                     let (shape, protocol) = (front.shape, front.protocol);
                     Some(match (front.extra.take(), reply) {
                         (Some(Extra::Exec { parts, .. }), Reply::Array(replies)) => {
-                            Rest::of_parts(&mut self.out, parts, replies, protocol)
+                            ReplyEncoder::of_parts(&mut self.out, parts, replies, protocol)
                         }
-                        (_, reply) => Rest::new(reply, shape, protocol),
+                        (_, reply) => ReplyEncoder::new(reply, shape, protocol),
                     })
                 }
                 State::Done(outcome) => {
@@ -345,7 +385,7 @@ impl Session {
                     }
                     None
                 }
-                State::Begun(rest) => Some(rest),
+                State::PartlyEncoded(rest) => Some(rest),
             };
             let left = rest.and_then(|mut rest| {
                 let is_whole = rest.encode(&mut self.out, PORTION);
@@ -356,7 +396,7 @@ impl Session {
                 self.out.truncate(before);
             }
             if let Some(rest) = left {
-                front.state = State::Begun(rest);
+                front.state = State::PartlyEncoded(rest);
                 self.pending.push_front(front);
                 continue;
             }
@@ -379,7 +419,7 @@ impl Session {
 
     /// Whether a command of the gateway's own is not over.
     pub(crate) fn waits(&self) -> bool {
-        self.waiting.is_some() || self.checking.is_some()
+        self.waiting.is_some() || self.pending_login.is_some()
     }
 
     /// Bytes of replies that the client has not taken.
@@ -397,20 +437,26 @@ impl Session {
     }
 }
 
-/// What an outcome occupies, roughly.
+/// What an outcome occupies: its own place, and the blocks of memory that it refers to.
 fn held(outcome: &Outcome) -> usize {
-    fn size(reply: &Reply) -> usize {
+    /// What the allocator adds to a block, roughly.
+    const BLOCK: usize = 16;
+    fn behind(reply: &Reply) -> usize {
         match reply {
-            Reply::Bytes(bytes) => bytes.len() + 32,
-            Reply::Array(items) => items.iter().map(size).sum::<usize>() + 32,
-            _ => 32,
+            Reply::Bytes(bytes) => bytes.capacity() + BLOCK,
+            Reply::Array(items) => {
+                let pending_capacity = items.capacity() * size_of::<Reply>() + BLOCK;
+                pending_capacity + items.iter().map(behind).sum::<usize>()
+            }
+            _ => 0,
         }
     }
-    match outcome {
-        Outcome::Done(reply) => size(reply),
-        Outcome::Refused(reason) => reason.len() + 32,
-        _ => 32,
-    }
+    let behind = match outcome {
+        Outcome::Done(reply) => behind(reply),
+        Outcome::Refused(reason) => reason.capacity() + BLOCK,
+        _ => 0,
+    };
+    size_of::<Outcome>() + behind
 }
 
 fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backend: &dyn Backend) {
@@ -429,6 +475,10 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             elsewhere => refuse_route(out, pending.slot, &elsewhere),
         },
         Outcome::Busy => encode::error(out, "TRYAGAIN overloaded, retry later"),
+        Outcome::Damaged => encode::error(
+            out,
+            "TRYAGAIN not done: the store of this node is damaged, retry when another node leads",
+        ),
         Outcome::Unknown if !pending.is_read => encode::error(
             out,
             "ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done",
@@ -475,10 +525,11 @@ pub(crate) struct Connection {
     pub(crate) in_dirty: bool,
     /// Since when the socket takes no replies.
     pub(crate) blocked_since_us: Option<u64>,
-    /// Our side is shut; until when the peer's rest is read and dropped, lest a reset destroy our last reply.
+    /// Our side is shut; until when the peer's rest is read and dropped, lest a reset destroy our
+    /// last reply.
     pub(crate) linger_until_us: Option<u64>,
     /// What the sums over all connections count for this one.
-    pub(crate) counted: Held,
+    pub(crate) counted: HeldBytes,
     /// Until when keys must be agreed on.
     pub(crate) handshake_until_us: Option<u64>,
 }
@@ -496,7 +547,7 @@ impl Connection {
     }
 
     /// What it holds.
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> HeldBytes {
         let session = &self.session;
         // Short buffers go from one connection to the next, and are few.
         let out = match session.out.capacity() {
@@ -504,13 +555,18 @@ impl Connection {
             long => long,
         };
         let queued = session.multi.as_ref().map_or(0, |multi| multi.held());
-        Held {
-            input_bytes: self.input.capacity()
+        let stream = self.stream.held();
+        HeldBytes {
+            input_bytes: stream.input_bytes
+                + self.input.capacity()
                 + self.parser.held()
                 + queued
                 + session.watches.held()
-                + session.asked_bytes,
-            output_bytes: out + session.held_bytes + session.in_flight() * size_of::<Pending>(),
+                + session.unanswered_bytes,
+            output_bytes: stream.output_bytes
+                + out
+                + session.held_bytes
+                + session.pending_capacity() * size_of::<Pending>(),
         }
     }
 

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cyclone_wire::command::{Condition, Expiry, Operation, Query};
 use cyclone_wire::glob::Pattern;
+use cyclone_wire::long_double::LongDouble;
 use cyclone_wire::reply::{Failure, Reply};
 
-use crate::backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
+use crate::backend::{Backend, InfoSection, Outcome, OwnKeys, Route, Topology, TopologyNode};
 
-/// Keys and values in memory. Commands take effect when they are submitted; outcomes come when `hold` is off.
+/// Keys and values in memory. Commands take effect when they are submitted; outcomes come when
+/// `hold` is off.
 #[derive(Debug)]
 pub struct MemoryBackend {
     /// The data.
@@ -46,6 +48,8 @@ pub struct MemoryBackend {
     pub forgotten: Vec<u64>,
     /// Who answers what concerns all keys, if not who serves all slots.
     pub route_of_all: Option<Route>,
+    /// Whether it shows all of its keys though another one answers what concerns them.
+    pub own_keys: OwnKeys,
     /// Whether all keys can be removed at once.
     pub flushes: bool,
     outcomes: VecDeque<(u64, Outcome)>,
@@ -85,6 +89,7 @@ impl Default for MemoryBackend {
             record: false,
             forgotten: Vec::new(),
             route_of_all: None,
+            own_keys: OwnKeys::Hidden,
             flushes: true,
             outcomes: VecDeque::new(),
             versions: BTreeMap::new(),
@@ -172,19 +177,17 @@ impl MemoryBackend {
                     }
                 }
             }
-            Operation::IncrByFloat { key, delta } => {
-                let old = match self.data.get(*key) {
-                    None => Some(0.0),
-                    Some(value) => std::str::from_utf8(value)
-                        .ok()
-                        .and_then(|text| text.parse::<f64>().ok()),
-                };
-                let Some(old) = old else {
+            Operation::IncrByFloat { .. } => Reply::Failed(Failure::Unsupported),
+            Operation::IncrByLongDouble { key, delta } => {
+                let old = self.data.get(*key).map_or(&b"0"[..], Vec::as_slice);
+                let Some(old) = LongDouble::parse(old) else {
                     return Reply::Failed(Failure::NotFloat);
                 };
-                let sum = (old + delta).to_string().into_bytes();
-                self.data.insert(key.to_vec(), sum.clone());
-                Reply::Bytes(sum)
+                let Some(sum) = old.plus(*delta).and_then(LongDouble::to_text) else {
+                    return Reply::Failed(Failure::NotFinite);
+                };
+                self.data.insert(key.to_vec(), sum.clone().into_bytes());
+                Reply::Bytes(sum.into_bytes())
             }
             Operation::FlushAll => {
                 self.data.clear();
@@ -196,7 +199,8 @@ impl MemoryBackend {
             | Operation::CloseSession { .. }
             | Operation::Sweep { .. }
             | Operation::Members { .. }
-            | Operation::Record { .. } => Reply::Ok,
+            | Operation::Record { .. }
+            | Operation::SetClock { .. } => Reply::Ok,
             Operation::SetExpiring {
                 key,
                 value,
@@ -337,7 +341,7 @@ impl Backend for MemoryBackend {
         self.submit(ticket, true, |backend| backend.write_noting(operation));
     }
 
-    fn is_pressed(&self) -> bool {
+    fn is_backpressured(&self) -> bool {
         self.pressed
     }
 
@@ -365,6 +369,10 @@ impl Backend for MemoryBackend {
     fn route_of_all(&self) -> Route {
         let of_all = self.route_of_all.as_ref();
         of_all.unwrap_or(&self.route).clone()
+    }
+
+    fn own_keys(&self) -> OwnKeys {
+        self.own_keys
     }
 
     fn flushes(&self) -> bool {

@@ -1,7 +1,9 @@
-//! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
+//! The step object: accepting, completing, flushing, closing. Reading and running commands:
+//! `pump.rs`.
 
 mod accept;
 mod evict;
+mod farewell;
 mod pressure;
 mod upkeep;
 mod waits;
@@ -16,10 +18,12 @@ use mio::{Interest, Registry, Token};
 use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
 use crate::connection::{Connection, Flushed, KEPT_BUFFER};
-use crate::login::Logins;
-use crate::memory::{Held, Totals};
-use crate::rest::Rest;
+use crate::login::{Logins, Users};
+use crate::memory::{HeldBytes, Totals};
+use crate::reply_encoder::ReplyEncoder;
 use crate::slab::{MAX_CONNECTIONS, Slab};
+use crate::stream::Tls;
+use farewell::RejectedConnections;
 use pressure::Pressure;
 use waits::Waits;
 
@@ -30,11 +34,12 @@ const ROUNDS_PER_STEP: usize = 16;
 /// Offset of the login thread's token, behind those of connections.
 const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
-/// Read from one connection at a time. All of it is run at once, so one read brings no more than about
-/// [`COMMANDS_PER_STEP`] commands of 100 bytes; twice as much cost up to a quarter of the throughput under overload.
+/// Read from one connection at a time. All of it is run at once, so one read brings no more than
+/// about [`COMMANDS_PER_STEP`] commands of 100 bytes; twice as much cost up to a quarter of the
+/// throughput under overload.
 const SCRATCH_BYTES: usize = 32 * 1024;
-/// Commands after which a step reads from no further connection: a step is short, however much is asked, because
-/// heartbeats and acknowledgements wait for its end.
+/// Commands after which a step reads from no further connection: a step is short, however much is
+/// asked, because heartbeats and acknowledgements wait for its end.
 const COMMANDS_PER_STEP: u64 = 256;
 /// Bytes of replies after which a step encodes no further long ones, for the same reason.
 const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
@@ -44,7 +49,8 @@ const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
 /// Time for agreeing on keys.
 const HANDSHAKE_US: u64 = 10_000_000;
-/// Handshakes moved per step: each may cost a signature, up to milliseconds, and heartbeats must not wait for many.
+/// Handshakes moved per step: each may cost a signature, up to milliseconds, and heartbeats must
+/// not wait for many.
 const HANDSHAKES_PER_STEP: usize = 4;
 
 /// Counters since the gateway was opened.
@@ -54,6 +60,8 @@ pub struct Stats {
     pub connections: u64,
     /// Connections turned away because there were too many.
     pub rejected: u64,
+    /// Connections turned away because they were not from this machine, in protected mode.
+    pub denied: u64,
     /// Requests understood, errors included.
     pub commands: u64,
     /// Bytes read.
@@ -70,19 +78,46 @@ pub struct Stats {
     pub evicted: u64,
     /// Connections dropped because they did not log in in time.
     pub login_timeouts: u64,
-    /// Connections dropped because no keys were agreed on: no TLS, no common version, no acceptable certificate, no
-    /// answer.
+    /// Connections dropped because no keys were agreed on: no TLS, no common version, no acceptable
+    /// certificate, no answer.
     pub tls_failed: u64,
     /// Logins that were right.
     pub logins: u64,
     /// Logins that were wrong.
     pub logins_refused: u64,
+    /// Logins refused because too many were being checked; answered with `-TRYAGAIN`.
+    pub logins_busy: u64,
+}
+
+impl Stats {
+    /// What was added since `earlier`.
+    pub(crate) fn since(&self, earlier: &Stats) -> Stats {
+        Stats {
+            connections: self.connections - earlier.connections,
+            rejected: self.rejected - earlier.rejected,
+            denied: self.denied - earlier.denied,
+            commands: self.commands - earlier.commands,
+            input_bytes: self.input_bytes - earlier.input_bytes,
+            output_bytes: self.output_bytes - earlier.output_bytes,
+            protocol_errors: self.protocol_errors - earlier.protocol_errors,
+            slow_readers: self.slow_readers - earlier.slow_readers,
+            idle: self.idle - earlier.idle,
+            evicted: self.evicted - earlier.evicted,
+            login_timeouts: self.login_timeouts - earlier.login_timeouts,
+            tls_failed: self.tls_failed - earlier.tls_failed,
+            logins: self.logins - earlier.logins,
+            logins_refused: self.logins_refused - earlier.logins_refused,
+            logins_busy: self.logins_busy - earlier.logins_busy,
+        }
+    }
 }
 
 /// What commands see of the gateway.
 pub(crate) struct Shared {
     pub(crate) config: GatewayConfig,
     pub(crate) stats: Stats,
+    /// What the counters were at the last CONFIG RESETSTAT: INFO shows what was added since.
+    pub(crate) reset: Stats,
     pub(crate) local: SocketAddr,
     pub(crate) started_us: u64,
     pub(crate) connected: usize,
@@ -95,35 +130,47 @@ pub(crate) struct Shared {
     pub(crate) logins: Option<Logins>,
 }
 
+/// What may change while a gateway serves. Whether there are users, and whether the port speaks
+/// TLS, may not.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// Certificate and key.
+    pub tls: Option<Tls>,
+    /// Users with hashed passwords.
+    pub users: Users,
+}
+
 /// Serves Redis clients; see the crate's documentation for how to drive it.
 pub struct Gateway {
     pub(crate) shared: Shared,
     registry: Registry,
     listener: TcpListener,
     token_base: usize,
-    pub(crate) slab: Slab,
+    pub(crate) slab: Slab<Connection>,
     /// Places of connections with something to read or run.
     pub(crate) ready: Vec<u32>,
     /// The same, for the next step.
-    pub(crate) later: Vec<u32>,
+    pub(crate) next_ready: Vec<u32>,
     /// Places of connections with something to settle or write.
     dirty: Vec<u32>,
     pub(crate) scratch: Vec<u8>,
     /// Empty output buffers: idle connections hold none.
-    pub(crate) spare: Vec<Vec<u8>>,
+    pub(crate) spare_buffers: Vec<Vec<u8>>,
     /// Places of connections whose handshakes wait for a later step, in order.
-    pub(crate) shaking: VecDeque<u32>,
+    pub(crate) handshaking: VecDeque<u32>,
     /// How many handshakes this step may still move.
     pub(crate) handshakes_left: usize,
     /// How many bytes of replies this step may still encode.
-    encode_left: usize,
+    encode_budget: usize,
     /// How many of `dirty` had their turn before that was nothing; 0 while there is some.
-    encode_turns: usize,
+    encoded_dirty: usize,
     /// Tickets of reads that nobody waits for any more.
-    gone: Vec<u64>,
+    cancelled_reads: Vec<u64>,
     /// Replies that nobody takes any more.
-    leftovers: Vec<Rest>,
+    discarded_replies: Vec<ReplyEncoder>,
     drained: Vec<(u64, Outcome)>,
+    /// Connections that were turned away with a reply.
+    rejected_connections: RejectedConnections,
     accept_ready: bool,
     accept_retry_us: Option<u64>,
     next_id: u64,
@@ -132,8 +179,9 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Listens, and registers with the event queue under tokens from `token_base` on: its own and one per
-    /// connection, and one more, at most 2^20 + 2. Raises the limit on open files as far as it may.
+    /// Listens, and registers with the event queue under tokens from `token_base` on: its own and
+    /// one per connection, and one more, at most 2^20 + 2. Raises the limit on open files as far as
+    /// it may.
     pub fn new(
         config: GatewayConfig,
         registry: &Registry,
@@ -160,6 +208,7 @@ impl Gateway {
         };
         let shared = Shared {
             stats: Stats::default(),
+            reset: Stats::default(),
             local,
             started_us: 0,
             connected: 0,
@@ -176,23 +225,39 @@ impl Gateway {
             token_base,
             slab: Slab::default(),
             ready: Vec::new(),
-            later: Vec::new(),
+            next_ready: Vec::new(),
             dirty: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
-            spare: Vec::new(),
-            shaking: VecDeque::new(),
+            spare_buffers: Vec::new(),
+            handshaking: VecDeque::new(),
             handshakes_left: 0,
-            encode_left: ENCODED_PER_STEP,
-            encode_turns: 0,
-            gone: Vec::new(),
-            leftovers: Vec::new(),
+            encode_budget: ENCODED_PER_STEP,
+            encoded_dirty: 0,
+            cancelled_reads: Vec::new(),
+            discarded_replies: Vec::new(),
             drained: Vec::new(),
+            rejected_connections: RejectedConnections::default(),
             accept_ready: true,
             accept_retry_us: None,
             next_id: 1,
             next_sweep_us: 0,
             pressure: Pressure::default(),
         })
+    }
+
+    /// Takes other certificates and users, for connections and logins from now on. Those that are
+    /// open stay.
+    pub fn renew(&mut self, renewal: Renewal) {
+        let config = &mut self.shared.config;
+        if config.tls.is_some() && renewal.tls.is_some() {
+            config.tls = renewal.tls;
+        }
+        if let Some(logins) = &mut self.shared.logins
+            && !renewal.users.is_empty()
+        {
+            logins.renew(renewal.users.clone());
+            config.users = renewal.users;
+        }
     }
 
     /// Where it listens.
@@ -227,7 +292,7 @@ impl Gateway {
         if offset == LOGINS
             && let Some(logins) = &mut self.shared.logins
         {
-            logins.hear();
+            logins.drain_completions();
             return true;
         }
         if offset > MAX_CONNECTIONS {
@@ -256,12 +321,12 @@ impl Gateway {
 
     /// Whether a step would do something though no event comes: the loop must not block.
     pub fn has_work(&self) -> bool {
-        let may_read = !self.ready.is_empty() && !self.pressure.is_on();
+        let may_read = !self.ready.is_empty() && !self.pressure.is_active();
         self.accept_ready
             || may_read
             || !self.dirty.is_empty()
-            || !self.shaking.is_empty()
-            || !self.leftovers.is_empty()
+            || !self.handshaking.is_empty()
+            || !self.discarded_replies.is_empty()
             || self.shared.totals.excess(&self.shared.config).is_some()
             || self.shared.logins.as_ref().is_some_and(Logins::has_answers)
     }
@@ -273,32 +338,36 @@ impl Gateway {
         if self.slab.len() > 0 {
             sooner(self.next_sweep_us);
         }
-        if let Some(at) = self.pressure.next_look_us(now_us) {
+        if let Some(at) = self.pressure.next_check_us(now_us) {
             sooner(at);
         }
-        if let Some(at) = self.shared.waits.next_look_us() {
+        if let Some(at) = self.rejected_connections.next_us() {
+            sooner(at);
+        }
+        if let Some(at) = self.shared.waits.next_check_us() {
             sooner(at);
         }
         due.map(|due| due.saturating_sub(now_us))
     }
 
-    /// One round: accepts, reads, runs commands, writes replies. `now_us` is a monotonic clock in microseconds.
-    /// Answers how many connections and requests it dealt with.
+    /// One round: accepts, reads, runs commands, writes replies. `now_us` is a monotonic clock in
+    /// microseconds. Answers how many connections and requests it dealt with.
     pub fn step(&mut self, now_us: u64, backend: &mut dyn Backend) -> usize {
         if self.shared.started_us == 0 {
             self.shared.started_us = now_us;
         }
         let commands_before = self.shared.stats.commands;
         self.handshakes_left = HANDSHAKES_PER_STEP;
-        self.encode_left = ENCODED_PER_STEP;
-        if !self.gone.is_empty() {
-            backend.forget_reads(&self.gone);
-            self.gone.clear();
+        self.encode_budget = ENCODED_PER_STEP;
+        if !self.cancelled_reads.is_empty() {
+            backend.forget_reads(&self.cancelled_reads);
+            self.cancelled_reads.clear();
         }
-        self.discard_leftovers();
+        self.free_discarded_replies();
+        self.rejected_connections.close_expired(now_us);
         let mut work = self.accept(now_us) + self.answer_logins(backend);
         for _ in 0..HANDSHAKES_PER_STEP {
-            if let Some(index) = self.shaking.pop_front() {
+            if let Some(index) = self.handshaking.pop_front() {
                 self.pump(index, true, now_us, backend);
                 work += 1;
             }
@@ -311,8 +380,8 @@ impl Gateway {
             let mut looked_at = 0;
             for index in &ready {
                 let ran = self.shared.stats.commands - commands_before;
-                let (pressed, open) = (backend.is_pressed(), self.slab.len());
-                if ran >= COMMANDS_PER_STEP || self.pressure.holds_back(now_us, pressed, open) {
+                let (pressed, open) = (backend.is_backpressured(), self.slab.len());
+                if ran >= COMMANDS_PER_STEP || self.pressure.must_wait(now_us, pressed, open) {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
@@ -320,7 +389,7 @@ impl Gateway {
             }
             work += looked_at;
             // The others are first in the next step.
-            drop(self.later.splice(..0, ready.drain(looked_at..)));
+            drop(self.next_ready.splice(..0, ready.drain(looked_at..)));
             self.recycle_ready(ready);
             let mut drained = std::mem::take(&mut self.drained);
             backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));
@@ -329,12 +398,12 @@ impl Gateway {
                 self.complete(ticket, outcome);
             }
             self.drained = drained;
-            self.settle(backend);
+            self.encode_due_replies(backend);
         }
         if self.ready.is_empty() {
-            std::mem::swap(&mut self.ready, &mut self.later);
+            std::mem::swap(&mut self.ready, &mut self.next_ready);
         } else {
-            self.ready.append(&mut self.later);
+            self.ready.append(&mut self.next_ready);
         }
         if self.ready.is_empty() {
             self.pressure.end();
@@ -357,11 +426,14 @@ impl Gateway {
         }
     }
 
-    /// Notes the outcome of a submitted command. Tickets of connections that are gone, and second outcomes, are
-    /// ignored. The reply leaves with the next [`Gateway::flush`] or [`Gateway::step`].
+    /// Notes the outcome of a submitted command. Tickets of connections that are gone, and second
+    /// outcomes, are ignored. The reply leaves with the next [`Gateway::flush`] or
+    /// [`Gateway::step`].
     pub fn complete(&mut self, ticket: u64, outcome: Outcome) {
         let Some((index, seq, connection)) = self.slab.by_ticket(ticket) else {
-            return self.leftovers.extend(Rest::left_over(outcome));
+            return self
+                .discarded_replies
+                .extend(ReplyEncoder::from_discarded(outcome));
         };
         let is_due = connection.session.complete(seq, outcome);
         let held = connection.held();
@@ -375,24 +447,26 @@ impl Gateway {
     }
 
     /// Gives some memory back.
-    fn discard_leftovers(&mut self) {
+    fn free_discarded_replies(&mut self) {
         let mut most = DISCARDED_PER_STEP;
-        while let Some(rest) = self.leftovers.last_mut()
+        while let Some(rest) = self.discarded_replies.last_mut()
             && rest.discard(&mut most)
         {
-            self.leftovers.pop();
+            self.discarded_replies.pop();
         }
     }
 
     /// Encodes the replies that are due and lists the connections that may now go on.
-    fn settle(&mut self, backend: &dyn Backend) {
+    fn encode_due_replies(&mut self, backend: &dyn Backend) {
         for at in 0..self.dirty.len() {
             let index = self.dirty[at];
             if let Some(connection) = self.slab.get_mut(index) {
-                let left = self.encode_left;
-                connection.session.settle(backend, &mut self.encode_left);
-                if left > 0 && self.encode_left == 0 {
-                    self.encode_turns = at + 1;
+                let left = self.encode_budget;
+                connection
+                    .session
+                    .encode_due_replies(backend, &mut self.encode_budget);
+                if left > 0 && self.encode_budget == 0 {
+                    self.encoded_dirty = at + 1;
                 }
                 let held = connection.held();
                 let totals = &mut self.shared.totals;
@@ -404,12 +478,13 @@ impl Gateway {
         }
     }
 
-    /// Writes the replies that are due, one write per connection. Answers how many connections had some.
+    /// Writes the replies that are due, one write per connection. Answers how many connections had
+    /// some.
     pub fn flush(&mut self, now_us: u64, backend: &dyn Backend) -> usize {
-        self.settle(backend);
+        self.encode_due_replies(backend);
         let mut dirty = std::mem::take(&mut self.dirty);
         // Those that had no turn are the first to be listed for the next step.
-        dirty.rotate_left(std::mem::take(&mut self.encode_turns));
+        dirty.rotate_left(std::mem::take(&mut self.encoded_dirty));
         let flushed = dirty.len();
         for index in dirty.drain(..) {
             let Some(mut connection) = self.slab.take(index) else {
@@ -446,8 +521,10 @@ impl Gateway {
             }
             Flushed::All => {
                 let out = std::mem::take(&mut connection.session.out);
-                if (1..=KEPT_BUFFER).contains(&out.capacity()) && self.spare.len() < SPARE_BUFFERS {
-                    self.spare.push(out);
+                if (1..=KEPT_BUFFER).contains(&out.capacity())
+                    && self.spare_buffers.len() < SPARE_BUFFERS
+                {
+                    self.spare_buffers.push(out);
                 }
                 let finished = connection.session.in_flight() == 0 && !connection.session.waits();
                 if finished && connection.ended && connection.stalled.is_none() {
@@ -507,21 +584,24 @@ impl Gateway {
 
     /// Ends a connection that has been taken out of the slab.
     pub(crate) fn close(&mut self, mut connection: Box<Connection>) {
-        // It may fail only if it was never registered; closing the socket takes it off the queue anyway.
+        // It may fail only if it was never registered; closing the socket takes it off the queue
+        // anyway.
         let _ = self.registry.deregister(&mut connection.stream);
         let index = connection.session.index;
         if connection.session.waiting.is_some() {
             self.shared.waits.remove(index);
         }
-        if let (Some(logins), Some(checking)) =
-            (&mut self.shared.logins, &connection.session.checking)
+        if let (Some(logins), Some(pending_login)) =
+            (&mut self.shared.logins, &connection.session.pending_login)
         {
-            logins.forget(checking.ticket, connection.session.peer.ip());
+            logins.forget(pending_login.ticket, connection.session.peer.ip());
         }
         let totals = &mut self.shared.totals;
-        totals.recount(&mut connection.counted, Held::default());
-        self.gone.extend(connection.session.unanswered_reads());
-        self.leftovers.extend(connection.session.leftovers());
+        totals.recount(&mut connection.counted, HeldBytes::default());
+        self.cancelled_reads
+            .extend(connection.session.unanswered_reads());
+        self.discarded_replies
+            .extend(connection.session.discarded_replies());
         self.slab.free(index);
         self.shared.connected = self.slab.len();
     }

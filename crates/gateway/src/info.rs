@@ -17,10 +17,12 @@ fn pairs(lines: &[(&str, String)]) -> Vec<(String, String)> {
 
 /// The gateway's own sections, with the backend's lines and sections behind them.
 pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> Vec<InfoSection> {
-    let stats = &shared.stats;
+    let stats = shared.stats.since(&shared.reset);
     let uptime_s = now_us.saturating_sub(shared.started_us) / 1_000_000;
     let server = pairs(&[
         ("redis_version", REDIS_VERSION.to_owned()),
+        // Tools look for it beside the version; there is no such commit.
+        ("redis_git_sha1", "00000000".to_owned()),
         ("cyclone_version", shared.config.version.clone()),
         ("redis_mode", "cluster".to_owned()),
         ("os", std::env::consts::OS.to_owned()),
@@ -51,6 +53,7 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
             stats.slow_readers.to_string(),
         ),
         ("evicted_clients", stats.evicted.to_string()),
+        ("cyclone_connections_denied", stats.denied.to_string()),
         ("cyclone_login_timeouts", stats.login_timeouts.to_string()),
     ]);
     let cluster = pairs(&[("cluster_enabled", "1".to_owned())]);
@@ -101,6 +104,10 @@ pub(crate) fn render(sections: &[InfoSection], wanted: &[&[u8]]) -> String {
     text
 }
 
+fn yes_or_no(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
 /// What CONFIG GET knows, by name.
 pub(crate) fn settings(shared: &Shared) -> Vec<(String, String)> {
     let config = &shared.config;
@@ -120,6 +127,7 @@ pub(crate) fn settings(shared: &Shared) -> Vec<(String, String)> {
         ("max-key-bytes", config.max_key_bytes.to_string()),
         ("max-value-bytes", config.max_value_bytes.to_string()),
         ("port", shared.local.port().to_string()),
+        ("protected-mode", yes_or_no(config.protected_mode)),
         ("proto-max-bulk-len", config.limits().max_bulk.to_string()),
         ("save", String::new()),
         ("timeout", (config.idle_timeout_us / 1_000_000).to_string()),

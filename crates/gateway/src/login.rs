@@ -1,13 +1,13 @@
-//! Users and their hashed passwords. Argon2 costs tens of milliseconds and of megabytes by intention, so it is computed by
-//! one thread of its own, which serves addresses in turn; a password that was right once is recognised by a keyed digest, in the
-//! loop, from then on.
+//! Users and their hashed passwords. Argon2 costs tens of milliseconds and of megabytes by
+//! intention, so it is computed by one thread of its own, which serves addresses in turn; a
+//! password that was right once is recognised by a keyed digest, in the loop, from then on.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use argon2::password_hash::{PasswordHash, PasswordHasher as _, PasswordVerifier as _, SaltString};
 use argon2::{Argon2, Params};
@@ -15,7 +15,7 @@ use cyclone_wire::resp::Protocol;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use mio::unix::pipe;
 use mio::{Interest, Registry, Token};
-use queue::{Question, Queue, Waiting};
+use queue::{LoginRequest, Queue, Waiting};
 use sha2::Sha256;
 
 mod queue;
@@ -26,7 +26,8 @@ const MOST_ROUNDS: u32 = 32;
 /// Longest password that is looked at, in bytes.
 const LONGEST: usize = 512;
 
-/// Users by name, each with the hashes of the passwords that are accepted. All users may do everything.
+/// Users by name, each with the hashes of the passwords that are accepted. All users may do
+/// everything.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Users(BTreeMap<Vec<u8>, Vec<String>>);
 
@@ -75,8 +76,8 @@ fn check(hash: &str) -> Result<(), String> {
 }
 
 impl Users {
-    /// Reads lines `NAME:HASH`; a name may occur again with another hash. Empty lines and lines from `#` on are
-    /// skipped.
+    /// Reads lines `NAME:HASH`; a name may occur again with another hash. Empty lines and lines
+    /// from `#` on are skipped.
     ///
     /// # Errors
     /// The first line that is neither.
@@ -106,18 +107,18 @@ impl Users {
         self.0.is_empty()
     }
 
-    /// Whether one of the user's hashes is of this password. An unknown name costs as much as a known one, so that
-    /// names cannot be found out by the time taken.
+    /// Whether one of the user's hashes is of this password. An unknown name costs as much as a
+    /// known one, so that names cannot be found out by the time taken.
     fn verify(&self, user: &[u8], password: &[u8]) -> bool {
         let Some(some) = self.0.values().next() else {
             return false;
         };
         let known = self.0.get(user);
-        let right = known.unwrap_or(some).iter().any(|hash| {
+        let verified_digest = known.unwrap_or(some).iter().any(|hash| {
             PasswordHash::new(hash)
                 .is_ok_and(|hash| Argon2::default().verify_password(password, &hash).is_ok())
         });
-        right && known.is_some()
+        verified_digest && known.is_some()
     }
 }
 
@@ -160,12 +161,12 @@ pub(crate) fn same_secret(a: &[u8], b: &[u8]) -> bool {
 
 /// Digests of logins that were right, under a key that only this process has.
 #[derive(Clone)]
-struct Known {
+struct VerifiedLogins {
     key: [u8; 32],
     digests: Vec<[u8; 32]>,
 }
 
-impl Known {
+impl VerifiedLogins {
     fn digest(&self, user: &[u8], password: &[u8]) -> [u8; 32] {
         // Any key length is taken by HMAC.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.key) else {
@@ -193,11 +194,13 @@ impl Known {
 
 /// What a connection waits for between AUTH (or HELLO) and its reply.
 #[derive(Clone, Debug)]
-pub(crate) struct Checking {
+pub(crate) struct PendingLogin {
     /// What it was asked under.
     pub(crate) ticket: u64,
     /// HELLO: the protocol and the name to be set.
     pub(crate) hello: Option<(Protocol, Option<Vec<u8>>)>,
+    /// Who logs in.
+    pub(crate) user: Vec<u8>,
     /// The client wants no reply.
     pub(crate) quiet: bool,
     /// Others go first.
@@ -206,7 +209,24 @@ pub(crate) struct Checking {
 
 struct Answer {
     ticket: u64,
-    right: Option<[u8; 32]>,
+    verified_digest: Option<[u8; 32]>,
+    /// By which users.
+    generation: u64,
+}
+
+/// The users whose passwords are accepted; each exchange begins a generation.
+struct CurrentUsers(Mutex<(u64, Arc<Users>)>);
+
+impl CurrentUsers {
+    fn get(&self) -> (u64, Arc<Users>) {
+        let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (now.0, Arc::clone(&now.1))
+    }
+
+    fn set(&self, generation: u64, users: Users) {
+        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *now = (generation, Arc::new(users));
+    }
 }
 
 /// What was found out about a login.
@@ -220,7 +240,7 @@ pub(crate) enum Verdict {
 
 /// How a login that was handed in goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum AskOutcome {
     /// Right: it was right before.
     Right,
     /// Certainly wrong.
@@ -233,8 +253,10 @@ pub(crate) enum Asked {
 
 /// The thread that computes Argon2, and what it has found out.
 pub(crate) struct Logins {
-    known: Known,
-    questions: Arc<Queue>,
+    known: VerifiedLogins,
+    current_users: Arc<CurrentUsers>,
+    generation: u64,
+    login_queue: Arc<Queue>,
     /// Tickets of those that lost their places.
     displaced: Vec<u64>,
     answers: Receiver<Answer>,
@@ -246,65 +268,85 @@ impl Logins {
     pub(crate) fn start(users: Users, registry: &Registry, token: Token) -> io::Result<Logins> {
         let mut key = [0; 32];
         fill(&mut key)?;
-        let known = Known {
+        let known = VerifiedLogins {
             key,
             digests: Vec::new(),
         };
         let (ring, mut bell) = pipe::new()?;
         registry.register(&mut bell, token, Interest::READABLE)?;
-        let questions = Arc::new(Queue::default());
-        let asked = Arc::clone(&questions);
+        let login_queue = Arc::new(Queue::default());
+        let asked = Arc::clone(&login_queue);
         let (answered, answers) = sync_channel(queue::MOST);
         let own = known.clone();
+        let current_users = Arc::new(CurrentUsers(Mutex::new((0, Arc::new(users)))));
+        let users = Arc::clone(&current_users);
         std::thread::Builder::new()
             .name("cyclone-login".to_owned())
             .spawn(move || {
                 // Without the thread nobody is to wait.
-                let asked = Closing(asked);
+                let asked = CloseOnDrop(asked);
                 answer(&users, own, &asked.0, &answered, ring);
             })?;
         Ok(Logins {
             known,
-            questions,
+            current_users,
+            generation: 0,
+            login_queue,
             displaced: Vec::new(),
             answers,
             bell,
         })
     }
 
+    /// Other users from now on: what was right is looked at again. What the thread is looking at it
+    /// decides by either.
+    pub(crate) fn renew(&mut self, users: Users) {
+        self.generation += 1;
+        self.known.digests.clear();
+        self.current_users.set(self.generation, users);
+    }
+
     /// Asks whether a login is right.
-    pub(crate) fn ask(&mut self, ticket: u64, peer: IpAddr, user: &[u8], password: &[u8]) -> Asked {
+    pub(crate) fn ask(
+        &mut self,
+        ticket: u64,
+        peer: IpAddr,
+        user: &[u8],
+        password: &[u8],
+    ) -> AskOutcome {
         if user.len() > LONGEST || password.len() > LONGEST {
-            return Asked::Wrong;
+            return AskOutcome::Wrong;
         }
         if self.known.holds(&self.known.digest(user, password)) {
-            return Asked::Right;
+            return AskOutcome::Right;
         }
-        let question = Question {
+        let question = LoginRequest {
             ticket,
             user: user.to_vec(),
             password: password.to_vec(),
         };
         match self
-            .questions
+            .login_queue
             .change(|waiting| waiting.push(peer, question))
         {
-            Err(_) => Asked::Busy,
+            Err(_) => AskOutcome::Busy,
             Ok(displaced) => {
                 self.displaced.extend(displaced);
-                Asked::Later
+                AskOutcome::Later
             }
         }
     }
 
     /// Nobody waits for the answer any more.
     pub(crate) fn forget(&mut self, ticket: u64, peer: IpAddr) {
-        self.questions.change(|waiting| waiting.take(ticket, peer));
+        self.login_queue
+            .change(|waiting| waiting.take(ticket, peer));
     }
 
     /// The client has sent its last byte, and most likely has gone: others come first.
     pub(crate) fn defer(&mut self, ticket: u64, peer: IpAddr) {
-        self.questions.change(|waiting| waiting.defer(ticket, peer));
+        self.login_queue
+            .change(|waiting| waiting.defer(ticket, peer));
     }
 
     /// Whether there is an answer that no bell has rung for.
@@ -318,10 +360,12 @@ impl Logins {
             return Some((ticket, Verdict::Displaced));
         }
         let answer = self.answers.try_recv().ok()?;
-        if let Some(digest) = answer.right {
+        if let Some(digest) = answer.verified_digest
+            && answer.generation == self.generation
+        {
             self.known.learn(digest);
         }
-        let verdict = match answer.right {
+        let verdict = match answer.verified_digest {
             Some(_) => Verdict::Right,
             None => Verdict::Wrong,
         };
@@ -329,7 +373,7 @@ impl Logins {
     }
 
     /// Hears the bell, before answers are fetched.
-    pub(crate) fn hear(&mut self) {
+    pub(crate) fn drain_completions(&mut self) {
         let mut bytes = [0; 256];
         while matches!(self.bell.read(&mut bytes), Ok(count) if count > 0) {}
     }
@@ -337,36 +381,44 @@ impl Logins {
 
 impl Drop for Logins {
     fn drop(&mut self) {
-        self.questions.change(Waiting::close);
+        self.login_queue.change(Waiting::close);
     }
 }
 
 /// Closes the queue however the thread ends.
-struct Closing(Arc<Queue>);
+struct CloseOnDrop(Arc<Queue>);
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.change(Waiting::close);
     }
 }
 
 fn answer(
-    users: &Users,
-    mut known: Known,
+    current_users: &CurrentUsers,
+    mut known: VerifiedLogins,
     asked: &Queue,
     answered: &SyncSender<Answer>,
     mut bell: pipe::Sender,
 ) {
+    let mut last = 0;
     while let Some(question) = asked.next() {
+        let (generation, users) = current_users.get();
+        if generation != last {
+            last = generation;
+            known.digests.clear();
+        }
         let digest = known.digest(&question.user, &question.password);
         // Many clients with one password may have come at once.
-        let right = known.holds(&digest) || users.verify(&question.user, &question.password);
-        if right {
+        let verified_digest =
+            known.holds(&digest) || users.verify(&question.user, &question.password);
+        if verified_digest {
             known.learn(digest);
         }
         let answer = Answer {
             ticket: question.ticket,
-            right: right.then_some(digest),
+            verified_digest: verified_digest.then_some(digest),
+            generation,
         };
         if answered.send(answer).is_err() {
             return;
@@ -393,7 +445,7 @@ mod tests {
         let (first, second) = (hash(b"one"), hash(b"two"));
         let text = format!("# people\n\nada:{first}\n  ada:{second}\ndefault:{second}\n");
         let users = Users::parse(&text).unwrap();
-        for (user, password, right) in [
+        for (user, password, verified_digest) in [
             ("ada", "one", true),
             ("ada", "two", true),
             ("default", "two", true),
@@ -403,7 +455,7 @@ mod tests {
         ] {
             assert_eq!(
                 users.verify(user.as_bytes(), password.as_bytes()),
-                right,
+                verified_digest,
                 "{user} {password}"
             );
         }

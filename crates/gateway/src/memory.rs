@@ -1,5 +1,5 @@
-//! What the connections hold together. Each has bounds of its own, far above what most need at a time; all of them at these bounds
-//! would be more than a machine has.
+//! What the connections hold together. Each has bounds of its own, far above what most need at a
+//! time; all of them at these bounds would be more than a machine has.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,16 +8,18 @@ use std::net::SocketAddr;
 use crate::config::GatewayConfig;
 
 /// A connection that holds no more is read whatever the others hold.
-pub(crate) const LITTLE_BYTES: usize = 16 * 1024;
+pub(crate) const MIN_HELD_BYTES: usize = 16 * 1024;
 /// Evictions told of at most; further ones are only counted.
-const TOLD: usize = 64;
+const MAX_REPORTED_EVICTIONS: usize = 64;
 
 /// Bytes of memory, of one connection or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Requests that have not been executed: partial ones, those that wait or are under way, transactions, watched keys.
+pub struct HeldBytes {
+    /// Requests that have not been executed: partial ones, those that wait or are under way,
+    /// transactions, watched keys.
     pub input_bytes: usize,
-    /// Replies that have not been sent, in full until all of one has been encoded, and what is known of those to come.
+    /// Replies that have not been sent, in full until all of one has been encoded, and what is
+    /// known of those to come.
     pub output_bytes: usize,
 }
 
@@ -30,7 +32,7 @@ pub enum Direction {
     Output,
 }
 
-impl Held {
+impl HeldBytes {
     /// How much there is of one kind.
     pub fn of(&self, direction: Direction) -> usize {
         match direction {
@@ -40,8 +42,8 @@ impl Held {
     }
 
     /// Whether it is too little to matter.
-    pub(crate) fn is_little(&self) -> bool {
-        self.input_bytes + self.output_bytes <= LITTLE_BYTES
+    pub(crate) fn is_below_minimum(&self) -> bool {
+        self.input_bytes + self.output_bytes <= MIN_HELD_BYTES
     }
 }
 
@@ -79,19 +81,19 @@ impl fmt::Display for Eviction {
 /// The sums over all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
-    held: Held,
+    held: HeldBytes,
     evictions: VecDeque<Eviction>,
 }
 
 impl Totals {
     /// Notes what a connection holds now instead of what was counted for it before.
-    pub(crate) fn recount(&mut self, counted: &mut Held, now: Held) {
+    pub(crate) fn recount(&mut self, counted: &mut HeldBytes, now: HeldBytes) {
         self.held.input_bytes = self.held.input_bytes - counted.input_bytes + now.input_bytes;
         self.held.output_bytes = self.held.output_bytes - counted.output_bytes + now.output_bytes;
         *counted = now;
     }
 
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn held(&self) -> HeldBytes {
         self.held
     }
 
@@ -107,7 +109,7 @@ impl Totals {
     }
 
     pub(crate) fn note(&mut self, eviction: Eviction) {
-        if self.evictions.len() < TOLD {
+        if self.evictions.len() < MAX_REPORTED_EVICTIONS {
             self.evictions.push_back(eviction);
         }
     }

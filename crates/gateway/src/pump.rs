@@ -14,7 +14,7 @@ const COMPACT_BYTES: usize = 64 * 1024;
 
 /// How running a connection's input ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ran {
+enum RunOutcome {
     /// All whole requests ran.
     All,
     /// A limit or an order was met; more later.
@@ -23,11 +23,11 @@ enum Ran {
     HangUp,
 }
 
-impl Ran {
+impl RunOutcome {
     fn stall(self) -> Option<Stall> {
         match self {
-            Ran::Stalled(stall) => Some(stall),
-            Ran::All | Ran::HangUp => None,
+            RunOutcome::Stalled(stall) => Some(stall),
+            RunOutcome::All | RunOutcome::HangUp => None,
         }
     }
 }
@@ -44,10 +44,10 @@ impl Gateway {
         let Some(mut connection) = self.slab.take(index) else {
             return;
         };
-        if self.is_held_back(&connection) {
+        if self.must_wait_for_memory(&connection) {
             // There will be room: those that hold most are closed before this step ends.
             connection.in_ready = true;
-            self.later.push(index);
+            self.next_ready.push(index);
             return self.slab.put(index, connection);
         }
         connection.in_ready = false;
@@ -55,7 +55,7 @@ impl Gateway {
         if shakes && may_read && connection.readable {
             if self.handshakes_left == 0 {
                 connection.in_ready = true;
-                self.shaking.push_back(index);
+                self.handshaking.push_back(index);
                 return self.slab.put(index, connection);
             }
             self.handshakes_left -= 1;
@@ -75,7 +75,7 @@ impl Gateway {
             && (lingering || !connection.session.closing)
         {
             connection.in_ready = true;
-            self.later.push(index);
+            self.next_ready.push(index);
         }
         if connection.has_output() || connection.ended || connection.session.closing {
             self.list_dirty_taken(&mut connection);
@@ -87,13 +87,15 @@ impl Gateway {
         self.slab.put(index, connection);
     }
 
-    /// Lets the logins of others go before that of a client who has sent its last byte: most likely it has gone.
+    /// Lets the logins of others go before that of a client who has sent its last byte: most likely
+    /// it has gone.
     fn defer_login(&mut self, session: &mut Session) {
-        if let (Some(logins), Some(checking)) = (&mut self.shared.logins, &mut session.checking)
-            && !checking.deferred
+        if let (Some(logins), Some(pending_login)) =
+            (&mut self.shared.logins, &mut session.pending_login)
+            && !pending_login.deferred
         {
-            checking.deferred = true;
-            logins.defer(checking.ticket, session.peer.ip());
+            pending_login.deferred = true;
+            logins.defer(pending_login.ticket, session.peer.ip());
         }
     }
 
@@ -165,7 +167,7 @@ impl Gateway {
         if !connection.session.closing {
             connection.input.extend_from_slice(&scratch[used..count]);
         }
-        ran != Ran::HangUp
+        ran != RunOutcome::HangUp
     }
 
     /// Runs what has been kept; answers whether the connection lives on.
@@ -196,7 +198,7 @@ impl Gateway {
             }
             connection.input = input;
         }
-        ran != Ran::HangUp
+        ran != RunOutcome::HangUp
     }
 
     /// Runs the requests in `input`; answers how many bytes are done with.
@@ -207,22 +209,22 @@ impl Gateway {
         input: &[u8],
         now_us: u64,
         backend: &mut dyn Backend,
-    ) -> (usize, Ran) {
+    ) -> (usize, RunOutcome) {
         if session.out.capacity() == 0
-            && let Some(spare) = self.spare.pop()
+            && let Some(spare_buffers) = self.spare_buffers.pop()
         {
-            session.out = spare;
+            session.out = spare_buffers;
         }
         let mut at = 0;
         while !session.closing {
             if session.is_full(&self.shared.config) {
                 // Nothing may be behind, but asking is cheap.
-                return (at, Ran::Stalled(Stall::Full));
+                return (at, RunOutcome::Stalled(Stall::Full));
             }
             match parser.parse(&input[at..]) {
                 Ok(Parsed::Incomplete) => break,
                 Ok(Parsed::Skipped(used)) => {
-                    if begins_watch(&input[at..at + used]) {
+                    if is_watch_request(&input[at..at + used]) {
                         session.watches.fail();
                     }
                     at += used;
@@ -249,7 +251,7 @@ impl Gateway {
                 }
                 Ok(Parsed::Command(used)) => {
                     match self.execute(parser, session, &input[at..at + used], now_us, backend) {
-                        Ran::All => {}
+                        RunOutcome::All => {}
                         other => return (at, other),
                     }
                     parser.advance();
@@ -263,7 +265,7 @@ impl Gateway {
                 }
             }
         }
-        (at, Ran::All)
+        (at, RunOutcome::All)
     }
 
     /// Runs one request.
@@ -274,7 +276,7 @@ impl Gateway {
         input: &[u8],
         now_us: u64,
         backend: &mut dyn Backend,
-    ) -> Ran {
+    ) -> RunOutcome {
         let args = parser.args(input);
         let spec = table::find(args.at(0));
         let queued =
@@ -283,12 +285,15 @@ impl Gateway {
             && !queued
         {
             if spec.flags & table::WRITE != 0 && session.reads > 0 {
-                return Ran::Stalled(Stall::BehindReads);
+                return RunOutcome::Stalled(Stall::BehindReads);
             }
             if spec.flags & table::ALONE != 0 && session.in_flight() > 0 {
-                return Ran::Stalled(Stall::BehindAll);
+                return RunOutcome::Stalled(Stall::BehindAll);
             }
-            session.last_command = spec.name;
+            session.last_command = match spec.flags & table::CONTAINER {
+                0 => spec.name,
+                _ => table::facts::full_name(spec, &args),
+            };
         }
         self.shared.stats.commands += 1;
         let mode = session.reply_mode;
@@ -309,8 +314,9 @@ impl Gateway {
             out: &mut out,
             args,
             now_us,
+            request_bytes: input.len(),
             reading: false,
-            stale: false,
+            stale: None,
         };
         let flow = match spec {
             _ if queued => command::transaction::queue(&mut context, spec, input),
@@ -350,14 +356,14 @@ impl Gateway {
                     self.shared.waits.add(place, deadline_us);
                 }
             }
-            Flow::Checks => {
-                if let Some(checking) = &mut session.checking {
-                    checking.quiet = quiet;
+            Flow::AwaitsLogin => {
+                if let Some(pending_login) = &mut session.pending_login {
+                    pending_login.quiet = quiet;
                 }
             }
-            Flow::HangUp => return Ran::HangUp,
+            Flow::HangUp => return RunOutcome::HangUp,
         }
-        Ran::All
+        RunOutcome::All
     }
 
     /// Reads and drops what the peer still sends; answers whether to go on.
@@ -375,7 +381,7 @@ impl Gateway {
 }
 
 /// Whether the first part of a request that is too large, and skipped, says that it is a WATCH.
-fn begins_watch(part: &[u8]) -> bool {
+fn is_watch_request(part: &[u8]) -> bool {
     let mut lines = part.split(|byte| *byte == b'\n');
     part.starts_with(b"*")
         && lines
@@ -386,7 +392,7 @@ fn begins_watch(part: &[u8]) -> bool {
 /// Answers an error in its turn, if the client wants replies.
 fn refuse(session: &mut Session, text: &[u8]) {
     if let Some(multi) = &mut session.multi {
-        multi.doomed = true;
+        multi.must_abort = true;
     }
     match session.reply_mode {
         ReplyMode::On => {}

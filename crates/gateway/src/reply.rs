@@ -21,6 +21,9 @@ pub(crate) enum Shape {
     AllOk,
     /// MSETNX: an array is 1, a failed condition 0.
     AllOrNone,
+    /// EXISTS, of a key without which the reply is nil: with it the command is refused with this
+    /// text.
+    NilOrError(&'static str),
     /// SCAN with a TYPE that no key has: the cursor alone.
     CursorOnly,
 }
@@ -46,6 +49,8 @@ pub(crate) fn refuse_route(out: &mut Vec<u8>, slot: u16, route: &Route) {
 
 pub(crate) fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protocol) {
     match (reply, shape) {
+        (Reply::Int(0), Shape::NilOrError(_)) => encode::null(out, protocol),
+        (Reply::Int(_), Shape::NilOrError(text)) => encode::error(out, text),
         (Reply::Ok, Shape::Flag) => encode::int(out, 1),
         (Reply::Nil, Shape::Flag) => encode::int(out, 0),
         (Reply::Array(_), Shape::AllOrNone) => encode::int(out, 1),

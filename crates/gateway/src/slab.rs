@@ -1,6 +1,5 @@
-//! Numbered places for connections, and tickets that name a place, its occupant and a command of it.
-
-use crate::connection::Connection;
+//! Numbered places for connections, and tickets that name a place, its occupant and a command of
+//! it.
 
 const INDEX_BITS: u32 = 20;
 const SEQ_BITS: u32 = 20;
@@ -17,30 +16,42 @@ pub(crate) fn ticket(generation: u32, index: u32, seq: u32) -> u64 {
         | u64::from(seq & SEQ_MASK)
 }
 
-#[derive(Default)]
-pub(crate) struct Slot {
+struct Slot<C> {
     /// Counts occupants, so that a late outcome does not reach a successor.
     generation: u32,
-    pub(crate) connection: Option<Box<Connection>>,
+    connection: Option<Box<C>>,
 }
 
-#[derive(Default)]
-pub(crate) struct Slab {
-    slots: Vec<Slot>,
+pub(crate) struct Slab<C> {
+    slots: Vec<Slot<C>>,
     free: Vec<u32>,
     len: usize,
 }
 
-impl Slab {
+impl<C> Default for Slab<C> {
+    fn default() -> Slab<C> {
+        Slab {
+            slots: Vec::new(),
+            free: Vec::new(),
+            len: 0,
+        }
+    }
+}
+
+impl<C> Slab<C> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Reserves a place; answers it and its generation. The caller puts a connection there, or frees it.
+    /// Reserves a place; answers it and its generation. The caller puts a connection there, or
+    /// frees it.
     pub(crate) fn reserve(&mut self) -> (u32, u32) {
         self.len += 1;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(Slot {
+                generation: 0,
+                connection: None,
+            });
             // At most MAX_CONNECTIONS places.
             (self.slots.len() - 1) as u32
         });
@@ -57,15 +68,15 @@ impl Slab {
     }
 
     /// Takes a connection out, to work on it; the place stays its own.
-    pub(crate) fn take(&mut self, index: u32) -> Option<Box<Connection>> {
+    pub(crate) fn take(&mut self, index: u32) -> Option<Box<C>> {
         self.slots.get_mut(index as usize)?.connection.take()
     }
 
-    pub(crate) fn put(&mut self, index: u32, connection: Box<Connection>) {
+    pub(crate) fn put(&mut self, index: u32, connection: Box<C>) {
         self.slots[index as usize].connection = Some(connection);
     }
 
-    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Connection> {
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut C> {
         self.slots
             .get_mut(index as usize)?
             .connection
@@ -73,7 +84,7 @@ impl Slab {
     }
 
     /// The connection a ticket belongs to, with the place and the command's number.
-    pub(crate) fn by_ticket(&mut self, ticket: u64) -> Option<(u32, u32, &mut Connection)> {
+    pub(crate) fn by_ticket(&mut self, ticket: u64) -> Option<(u32, u32, &mut C)> {
         let seq = ticket as u32 & SEQ_MASK;
         let index = (ticket >> SEQ_BITS) as u32 & (MAX_CONNECTIONS as u32 - 1);
         let slot = self.slots.get_mut(index as usize)?;
@@ -83,7 +94,7 @@ impl Slab {
         Some((index, seq, slot.connection.as_deref_mut()?))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &C> {
         self.slots
             .iter()
             .filter_map(|slot| slot.connection.as_deref())

@@ -1,8 +1,10 @@
-//! A client's socket, bare or under TLS. Non-blocking like the socket itself: handshakes go on in reads and flushes.
+//! A client's socket, bare or under TLS. Non-blocking like the socket itself: handshakes go on in
+//! reads and flushes.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,14 +16,28 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 
+use crate::memory::HeldBytes;
+
 /// Most bytes of replies encrypted ahead of what the socket takes.
 const AHEAD_BYTES: usize = 64 * 1024;
-/// Most reads from the socket for one read of a connection: records without content do not hold up the loop.
+/// What a TLS session takes beside its buffers, roughly: keys and the state of the protocol.
+const KEYS_BYTES: usize = 2 * 1024;
+/// Its buffer for what comes in is at least so long.
+const LEAST_INPUT_BYTES: usize = 4 * 1024;
+/// The plaintext of the longest record, and what a record adds to it: head, type, tag, and a place
+/// in the queue.
+const RECORD_BYTES: usize = 16 * 1024;
+const RECORD_OVERHEAD: usize = 5 + 1 + 16 + size_of::<Vec<u8>>();
+/// Most reads from the socket for one read of a connection: records without content do not hold up
+/// the loop.
 const READS: usize = 256;
 
 /// Certificate and key of the Redis port.
 #[derive(Clone)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    asks_for_certificates: bool,
+}
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,8 +93,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 impl Tls {
-    /// Reads PEM files: the certificate with its chain, its key, and, if clients must have certificates, the
-    /// authority that signs them.
+    /// Reads PEM files: the certificate with its chain, its key, and, if clients must have
+    /// certificates, the authority that signs them.
     ///
     /// # Errors
     /// Files that cannot be read or do not fit each other.
@@ -121,11 +137,20 @@ impl Tls {
             }
         };
         let config = builder.with_single_cert(chain, secret).map_err(unfit)?;
-        Ok(Tls(Arc::new(config)))
+        Ok(Tls {
+            config: Arc::new(config),
+            asks_for_certificates: client_authority.is_some(),
+        })
+    }
+
+    /// Whether clients must show a certificate.
+    pub fn asks_for_certificates(&self) -> bool {
+        self.asks_for_certificates
     }
 }
 
-/// Chooses the cryptography that TLS clients in this process use where they do not choose themselves.
+/// Chooses the cryptography that TLS clients in this process use where they do not choose
+/// themselves.
 pub fn install_crypto() {
     // An error says that it has been chosen before.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -144,6 +169,10 @@ pub(crate) struct Encrypted {
     drained: bool,
     /// The peer has sent its last byte.
     ended: bool,
+    /// Bytes read of which no plaintext has come yet.
+    partial_bytes: usize,
+    /// Encrypted bytes that wait for the socket.
+    unsent_bytes: usize,
 }
 
 impl Stream {
@@ -153,14 +182,29 @@ impl Stream {
         let Some(tls) = tls else {
             return Ok(Stream::Plain(socket));
         };
-        let mut session = ServerConnection::new(Arc::clone(&tls.0))?;
+        let mut session = ServerConnection::new(Arc::clone(&tls.config))?;
         session.set_buffer_limit(Some(AHEAD_BYTES));
         Ok(Stream::Tls(Box::new(Encrypted {
             socket,
             session,
             drained: false,
             ended: false,
+            partial_bytes: 0,
+            unsent_bytes: 0,
         })))
+    }
+
+    /// What it holds besides the socket: bytes that came in, and encrypted ones that are to go out.
+    pub(crate) fn held(&self) -> HeldBytes {
+        match self {
+            Stream::Plain(_) => HeldBytes::default(),
+            Stream::Tls(encrypted) => HeldBytes {
+                input_bytes: size_of::<Encrypted>()
+                    + KEYS_BYTES
+                    + encrypted.partial_bytes.max(LEAST_INPUT_BYTES),
+                output_bytes: encrypted.unsent_bytes,
+            },
+        }
     }
 
     fn socket(&self) -> &TcpStream {
@@ -177,6 +221,11 @@ impl Stream {
         }
     }
 
+    /// The socket's number in this process.
+    pub(crate) fn fd(&self) -> i32 {
+        self.socket().as_raw_fd()
+    }
+
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket().local_addr()
     }
@@ -191,7 +240,8 @@ impl Stream {
         matches!(self, Stream::Tls(encrypted) if encrypted.session.wants_write())
     }
 
-    /// Reads; 0 is the end. Under TLS an end without farewell counts as one: a request cut short is never executed.
+    /// Reads; 0 is the end. Under TLS an end without farewell counts as one: a request cut short is
+    /// never executed.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Plain(socket) => socket.read(buffer),
@@ -199,7 +249,8 @@ impl Stream {
         }
     }
 
-    /// Whether another read may bring something, after one that brought `count` bytes into a buffer of `room`.
+    /// Whether another read may bring something, after one that brought `count` bytes into a buffer
+    /// of `room`.
     pub(crate) fn may_have_more(&self, count: usize, room: usize) -> bool {
         match self {
             // A short read has emptied the socket, unless the end of the stream stands behind it.
@@ -208,7 +259,8 @@ impl Stream {
         }
     }
 
-    /// Takes bytes; answers how many. What it took may still wait for the socket: see [`Stream::flush`].
+    /// Takes bytes; answers how many. What it took may still wait for the socket: see
+    /// [`Stream::flush`].
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Plain(socket) => socket.write(bytes),
@@ -216,6 +268,7 @@ impl Stream {
                 encrypted.flush()?;
                 let piece = &bytes[..bytes.len().min(AHEAD_BYTES)];
                 let taken = encrypted.session.writer().write(piece)?;
+                encrypted.unsent_bytes += taken + taken.div_ceil(RECORD_BYTES) * RECORD_OVERHEAD;
                 match encrypted.flush() {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
                     _ => Ok(taken),
@@ -263,7 +316,7 @@ impl Encrypted {
                 }
             }
             match self.session.read_tls(&mut self.socket) {
-                Ok(_) => {}
+                Ok(count) => self.partial_bytes += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.drained = true;
@@ -275,10 +328,21 @@ impl Encrypted {
                 Err(error) => return Err(error),
             }
             self.drained = false;
-            if let Err(error) = self.session.process_new_packets() {
-                // The peer learns why, if the socket takes it.
-                let _ = self.flush();
-                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            let shook = self.session.is_handshaking();
+            match self.session.process_new_packets() {
+                Ok(state) => {
+                    let is_whole = state.plaintext_bytes_to_read() > 0
+                        || shook && !self.session.is_handshaking();
+                    if is_whole {
+                        self.partial_bytes = 0;
+                    }
+                    self.unsent_bytes = self.unsent_bytes.max(state.tls_bytes_to_write());
+                }
+                Err(error) => {
+                    // The peer learns why, if the socket takes it.
+                    let _ = self.flush();
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
             }
         }
         match filled {
@@ -291,11 +355,12 @@ impl Encrypted {
         while self.session.wants_write() {
             match self.session.write_tls(&mut self.socket) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(_) => {}
+                Ok(count) => self.unsent_bytes = self.unsent_bytes.saturating_sub(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+        self.unsent_bytes = 0;
         Ok(())
     }
 }

@@ -114,7 +114,7 @@ fn names_are_bounded() {
     c.ask("CLIENT GETNAME", &format!("$512\r\n{longest}\r\n"));
     c.ask(&format!("CLIENT SETINFO LIB-VER {longest}"), "+OK\r\n");
     let info = c.exchange("CLIENT INFO\r\n");
-    let described = format!("lib-name= lib-ver={longest} ");
+    let described = format!("lib-name= lib-ver={longest}\n");
     assert!(info.contains(&described), "{info}");
 }
 
@@ -269,4 +269,115 @@ fn replies_that_nobody_wants_are_not_sent() {
     c.send(&long);
     c.expect(error);
     c.ask("PING", "+PONG\r\n");
+}
+
+/// The fields are Redis', in its order.
+#[test]
+fn clients_are_listed_with_redis_fields() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let mut list = |line: &str| c.exchange(format!("{line}\r\n"));
+    let text = list("CLIENT LIST");
+    let fields: Vec<(&str, &str)> = text
+        .split(['\n', ' '])
+        .filter_map(|field| field.split_once('='))
+        .collect();
+    let names: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
+    assert_eq!(
+        names,
+        [
+            "id",
+            "addr",
+            "laddr",
+            "fd",
+            "name",
+            "age",
+            "idle",
+            "flags",
+            "db",
+            "sub",
+            "psub",
+            "ssub",
+            "multi",
+            "qbuf",
+            "qbuf-free",
+            "argv-mem",
+            "multi-mem",
+            "rbs",
+            "rbp",
+            "obl",
+            "oll",
+            "omem",
+            "tot-mem",
+            "events",
+            "cmd",
+            "user",
+            "redir",
+            "resp",
+            "lib-name",
+            "lib-ver"
+        ]
+    );
+    let value = |name: &str| {
+        fields
+            .iter()
+            .find(|(it, _)| *it == name)
+            .map(|(_, value)| *value)
+    };
+    for (name, expected) in [
+        ("flags", "N"),
+        ("multi", "-1"),
+        // As it came: an inline command and its line's end.
+        ("qbuf", "13"),
+        ("obl", "0"),
+        ("oll", "0"),
+        ("omem", "0"),
+        ("events", "r"),
+        ("cmd", "client|list"),
+        ("user", "default"),
+        ("redir", "-1"),
+        ("resp", "2"),
+    ] {
+        assert_eq!(value(name), Some(expected), "{name} of {text}");
+    }
+    for (command, flags) in [
+        ("READONLY", "flags=r "),
+        ("CLIENT NO-EVICT on", "flags=re "),
+        ("CLIENT NO-TOUCH on", "flags=reT "),
+    ] {
+        list(command);
+        let info = list("CLIENT INFO");
+        assert!(
+            info.contains(flags) && info.contains("cmd=client|info "),
+            "{info}"
+        );
+    }
+}
+
+/// INFO counts from the last CONFIG RESETSTAT on; the program's own counters go on.
+#[test]
+fn counters_are_reset() {
+    let server = Server::plain();
+    let mut c = server.client();
+    for _ in 0..20 {
+        c.ask("PING", "+PONG\r\n");
+    }
+    let count = |info: &str, name: &str| -> u64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.expect(name)
+            .trim_start_matches(':')
+            .parse()
+            .expect("a number")
+    };
+    let before = c.exchange("INFO stats\r\n");
+    assert!(count(&before, "total_commands_processed") >= 20);
+    assert!(count(&before, "total_net_input_bytes") > 100);
+    assert_eq!(count(&before, "total_connections_received"), 1);
+    c.ask("CONFIG RESETSTAT", "+OK\r\n");
+    let after = c.exchange("INFO stats\r\n");
+    assert!(count(&after, "total_commands_processed") <= 3, "{after}");
+    assert!(count(&after, "total_net_input_bytes") < 100, "{after}");
+    assert_eq!(count(&after, "total_connections_received"), 0);
+    assert!(server.stats().commands >= 20);
+    assert_eq!(server.stats().connections, 1);
 }

@@ -157,7 +157,8 @@ fn large_values() {
     }
 }
 
-/// Long replies leave a portion at a time: in order, whole, and without anybody else waiting for their ends.
+/// Long replies leave a portion at a time: in order, whole, and without anybody else waiting for
+/// their ends.
 #[test]
 fn long_replies_leave_in_portions() {
     let mut config = config();

@@ -7,7 +7,8 @@ use std::time::Duration;
 use common::*;
 use proptest::prelude::*;
 
-/// What requests are made of: names of commands, their options, numbers, and bytes that are none of these.
+/// What requests are made of: names of commands, their options, numbers, and bytes that are none of
+/// these.
 const WORDS: [&str; 56] = [
     "GET",
     "SET",

@@ -57,6 +57,56 @@ fn strangers_do_not_stay() {
     assert!(closed(&mut known));
 }
 
+/// 20,000 connections could be held without a password: each RESET began the time anew.
+#[test]
+fn reset_before_a_login_gives_no_more_time_for_it() {
+    let mut config = config();
+    config.passwords = vec![b"secret".to_vec()];
+    let mut stage = Stage::new(config);
+    let mut clients: Vec<_> = (0..3).map(|_| stage.client(SECOND)).collect();
+    let tries: [(&[u8], &str); 3] = [
+        (b"RESET\r\n", "+RESET\r\n"),
+        (b"AUTH wrong\r\n", WRONG),
+        (
+            b"*1\r\n$4\r\nPING\r\n",
+            "-NOAUTH Authentication required.\r\n",
+        ),
+    ];
+    for at in (5..31).step_by(5) {
+        for (client, (request, reply)) in clients.iter_mut().zip(tries) {
+            client.write_all(request).unwrap();
+            stage.settle(at * SECOND);
+            expect(client, reply);
+        }
+    }
+    assert_eq!(stage.gateway.connections(), 3);
+    stage.settle(32 * SECOND);
+    assert_eq!(stage.gateway.connections(), 0);
+    assert_eq!(stage.gateway.stats().login_timeouts, 3);
+    for client in &mut clients {
+        assert!(closed(client));
+    }
+}
+
+/// RESET after a login ends it; a second RESET does not lengthen the time for the next one.
+#[test]
+fn only_the_first_reset_after_a_login_begins_a_new_time() {
+    let mut config = config();
+    config.passwords = vec![b"secret".to_vec()];
+    let mut stage = Stage::new(config);
+    let mut client = stage.client(SECOND);
+    client.write_all(b"AUTH secret\r\nRESET\r\n").unwrap();
+    stage.settle(100 * SECOND);
+    expect(&mut client, "+OK\r\n+RESET\r\n");
+    client.write_all(b"RESET\r\n").unwrap();
+    stage.settle(120 * SECOND);
+    expect(&mut client, "+RESET\r\n");
+    stage.settle(129 * SECOND);
+    assert_eq!(stage.gateway.connections(), 1);
+    stage.settle(131 * SECOND);
+    assert!(closed(&mut client));
+}
+
 #[test]
 fn without_a_password_nobody_is_a_stranger() {
     let mut stage = Stage::new(config());

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 use common::stage::{MS, Stage, expect};
 use common::{config, request};
-use cyclone_gateway::{Direction, Held};
+use cyclone_gateway::{Direction, HeldBytes};
 
 const LIMIT: usize = 2 << 20;
 
@@ -54,7 +54,7 @@ fn partial_requests_together_stay_within_the_limit() {
 
     drop(clients);
     stage.until(4 * MS, |stage| stage.gateway.connections() == 1);
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 }
 
 /// Ten clients ask for much and take nothing.
@@ -105,7 +105,7 @@ fn replies_together_stay_within_the_limit() {
     assert!(served > 0);
     drop(clients);
     stage.until(4 * MS, |stage| stage.gateway.connections() == 1);
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 }
 
 /// Until there is room, those that hold little are the only ones that are read.
@@ -169,7 +169,7 @@ fn what_is_queued_and_watched_is_counted() {
     client.write_all(b"EXEC\r\n").unwrap();
     stage.settle(3 * MS);
     expect(&mut client, "*1\r\n$-1\r\n");
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 }
 
 /// Sends all, unless the connection is closed meanwhile, and has all of it read.
@@ -207,7 +207,7 @@ fn what_is_under_way_is_counted_until_it_is_answered() {
     stage.backend.hold = false;
     stage.settle(3 * MS);
     expect(&mut client, "+OK\r\n$-1\r\n");
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 
     // Of a transaction that is its batch.
     stage.backend.hold = true;
@@ -219,7 +219,7 @@ fn what_is_under_way_is_counted_until_it_is_answered() {
     stage.backend.hold = false;
     stage.settle(5 * MS);
     expect(&mut client, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 }
 
 /// Of many short arguments their places take more than the request itself.
@@ -235,7 +235,7 @@ fn places_of_arguments_are_counted() {
     assert!(held > whole.len() + 8 * 60_000, "{held}");
     send(&mut stage, &mut client, &whole[whole.len() - 1..]);
     expect(&mut client, ":0\r\n");
-    assert_eq!(stage.gateway.held(), Held::default());
+    assert_eq!(stage.gateway.held(), HeldBytes::default());
 }
 
 /// Six clients ask for many keys twice, and the backend takes its time.

@@ -1,4 +1,5 @@
-//! A backend that takes little more: connections wait, for a while, and cost nothing once they have gone.
+//! A backend that takes little more: connections wait, for a while, and cost nothing once they have
+//! gone.
 
 mod common;
 

@@ -185,7 +185,8 @@ fn strangers_to_tls_are_dropped() {
     plain.send("PING\r\n");
     let answer = plain.rest();
     assert!(!answer.starts_with(b"+PONG"), "{answer:?}");
-    // The server's figures are those of its last whole step; the stranger may be gone before they are told.
+    // The server's figures are those of its last whole step; the stranger may be gone before they
+    // are told.
     server.until("the stranger is counted", |server| {
         server.stats().tls_failed == 1 && server.connections() == 0
     });
@@ -345,4 +346,46 @@ fn wrong_passwords_do_not_hold_up_others() {
     for client in &mut guessing {
         client.expect(WRONG);
     }
+}
+
+/// A certificate that clients must show authenticates them; one that only the port shows does not.
+#[test]
+fn client_certificates_count_as_authentication() {
+    let Some(papers) = Papers::make() else {
+        return;
+    };
+    let mut config = config();
+    assert!(!config.has_authentication() && config.is_protected());
+    config.tls = Some(papers.tls(None));
+    assert!(!config.has_authentication() && config.is_protected());
+    config.tls = Some(papers.tls(Some(&papers.path("ca.crt"))));
+    assert!(config.has_authentication() && !config.is_protected());
+}
+
+/// An idle TLS connection has keys and a buffer, which count as much as what a client has sent.
+#[test]
+fn idle_tls_sessions_are_counted() {
+    let Some(papers) = Papers::make() else {
+        return;
+    };
+    let server = papers.server();
+    let mut clients: Vec<Secured> = (0..20).map(|_| papers.client(&server, None)).collect();
+    for client in &mut clients {
+        ask(client, "PING", "+PONG\r\n");
+    }
+    let asking = &mut clients[0];
+    asking.write_all(b"INFO clients\r\nPING\r\n").unwrap();
+    let mut info = Vec::new();
+    let mut piece = [0; 4096];
+    while !info.ends_with(b"+PONG\r\n") {
+        let count = asking.read(&mut piece).unwrap();
+        info.extend_from_slice(&piece[..count]);
+    }
+    let info = String::from_utf8(info).unwrap();
+    let held = info
+        .lines()
+        .find_map(|line| line.strip_prefix("cyclone_input_bytes_held:"));
+    let held: usize = held.unwrap().trim().parse().unwrap();
+    let each = held / clients.len();
+    assert!((4 << 10..16 << 10).contains(&each), "{each} bytes each");
 }

@@ -8,22 +8,23 @@
 //!   data ...   ---------------------------------------->
 //!   <------------------- empty data datagram              proves to the initiator that it does
 //! ```
-//! All three carry an HMAC-SHA256 under a key derived from the class's shared key (`node` or `client`), so
-//! garbage and forgeries cost one hash. No answer is longer than what it answers, and before a valid Confirm
-//! (fresh address, fresh nonces of both sides) nothing is stored: replaying an old Hello only draws a
-//! Challenge, replaying a Confirm finds either the same association or an expired epoch. Keys are
-//! HKDF-SHA256 over the shared key and the boot values and nonces of both sides, one per direction, so no
-//! sequence number ever meets the same key twice, whichever side restarts.
+//! All three carry an HMAC-SHA256 under a key derived from the class's shared key (`node` or
+//! `client`), so garbage and forgeries cost one hash. No answer is longer than what it answers, and
+//! before a valid Confirm (fresh address, fresh nonces of both sides) nothing is stored: replaying
+//! an old Hello only draws a Challenge, replaying a Confirm finds either the same association or an
+//! expired epoch. Keys are HKDF-SHA256 over the shared key and the boot values and nonces of both
+//! sides, one per direction, so no sequence number ever meets the same key twice, whichever side
+//! restarts.
 //!
-//! A client knows only the client key: it can neither make nor read node associations. It could pose as a
-//! node towards other clients (they share one key).
+//! A client knows only the client key: it can neither make nor read node associations. It could
+//! pose as a node towards other clients (they share one key).
 //!
 //! Layouts, little-endian:
 //! ```text
 //! Hello, 96 bytes
 //!  0      1   2       3      4       12    20      36        52        56     64     96
-//! | 0xC9 | 1 | class | mode | from  | to  | boot  | nonce_i | max     | zero | HMAC |
-//!   u8     u8  u8      u8     u64     u64   16 B    16 B      u32       8 B    32 B
+//! | 0xC9 | 1 | class | mode | from  | to  | boot  | nonce_i | max     | version, cluster | HMAC |
+//!   u8     u8  u8      u8     u64     u64   16 B    16 B      u32       u16, 6 B           32 B
 //! Challenge, 96 bytes
 //!  0      1   2       3      4         20      36        52        56      64     96
 //! | 0xC9 | 2 | class | mode | nonce_i | boot  | nonce_r | max     | epoch | HMAC |     HMAC over Hello 0..64, Challenge 0..64
@@ -32,9 +33,12 @@
 //!  0      1   2       3      4     12    20      36        52        56      64        80     112
 //! | 0xC9 | 3 | class | mode | from | to  | boot  | nonce_i | max     | epoch | nonce_r | HMAC |   HMAC over Confirm 0..80, responder's boot
 //! ```
-//! `class`: 1 node, 2 client. `mode`: 0 off, 1 authenticated, 2 encrypted; both sides must agree. `from`: node
-//! id, 0 for clients. `max`: largest datagram the sender can receive. `epoch`: the responder's clock in units
-//! of two seconds; a challenge is good for its own epoch and the next.
+//! `class`: 1 node, 2 client. `mode`: 0 off, 1 authenticated, 2 encrypted; both sides must agree.
+//! `from`: node id, 0 for clients. `max`: largest datagram the sender can receive. `epoch`: the
+//! responder's clock in units of two seconds; a challenge is good for its own epoch and the next.
+//! `version`: of this protocol; a responder refuses another one. `cluster`: the first bytes of a
+//! hash of the cluster's id, 0 for clients; a responder refuses a node of another cluster, also one
+//! that holds the same key.
 
 use std::net::SocketAddr;
 
@@ -49,6 +53,10 @@ use crate::header::{Kind, MAGIC, field};
 pub const HELLO_BYTES: usize = 96;
 /// Length of Confirm.
 pub const CONFIRM_BYTES: usize = 112;
+/// Version of the protocol between ports.
+pub const VERSION: u16 = 1;
+/// Where Hello has the version, and behind it the cluster.
+const VERSION_AT: usize = 56;
 /// Length of an epoch, µs.
 pub const EPOCH_US: u64 = 2_000_000;
 /// After this time no challenge that could recreate an association is valid any more, µs.
@@ -114,6 +122,14 @@ fn mac_is(key: &[u8; 32], parts: &[&[u8]], expected: &[u8]) -> bool {
     mac(key, parts).verify_slice(expected).is_ok()
 }
 
+/// What tells clusters apart that share a key; it need not be secret.
+fn cluster_mark(cluster: u128) -> [u8; 6] {
+    field(
+        &mac_bytes(&[0; 32], &[b"cyclone cluster", &cluster.to_le_bytes()]),
+        0,
+    )
+}
+
 fn expand<const N: usize>(kdf: &Hkdf<Sha256>, info: &[&[u8]]) -> [u8; N] {
     let mut out = [0; N];
     kdf.expand_multi_info(info, &mut out)
@@ -133,6 +149,8 @@ pub(crate) struct Authenticator {
     node: Option<ClassKeys>,
     client: ClassKeys,
     mode: Security,
+    /// The mark of this node's cluster.
+    cluster: [u8; 6],
     /// Shown to peers.
     boot: [u8; 16],
     /// Never shown: makes nonces and challenges.
@@ -154,6 +172,8 @@ pub(crate) struct Greeting {
     pub from: u64,
     pub to: u64,
     pub max_datagram: u32,
+    /// Drawn when the initiator started.
+    pub boot: [u8; 16],
 }
 
 /// A Challenge as the initiator sees it.
@@ -161,6 +181,8 @@ pub(crate) struct Challenged {
     pub confirm: [u8; CONFIRM_BYTES],
     pub session: Session,
     pub max_datagram: u32,
+    /// Drawn when the responder started.
+    pub boot: [u8; 16],
 }
 
 /// Why a handshake datagram was not accepted.
@@ -171,12 +193,25 @@ pub(crate) enum Refusal {
     Forged,
     /// Another security mode.
     Mode,
+    /// Another version of the protocol.
+    Version(u16),
+    /// A node of another cluster, that holds this one's key.
+    Cluster {
+        /// The node, as it says.
+        from: u64,
+    },
     /// A challenge of another epoch, address or boot, or for a Hello that is no longer current.
     Stale,
 }
 
 impl Authenticator {
-    pub(crate) fn new(keys: &Keys, mode: Security, boot: &[u8; 16]) -> Authenticator {
+    /// `cluster` is the cluster's id; 0 where there is none.
+    pub(crate) fn new(
+        keys: &Keys,
+        mode: Security,
+        boot: &[u8; 16],
+        cluster: u128,
+    ) -> Authenticator {
         let class = |shared: [u8; 32], name: &[u8]| {
             let kdf = Hkdf::<Sha256>::new(Some(b"cyclone packet 1"), &shared);
             ClassKeys {
@@ -184,12 +219,14 @@ impl Authenticator {
                 handshake: expand(&kdf, &[b"handshake ", name]),
             }
         };
-        // What is shown on the wire must not reveal the secret, so both are derived from the boot value.
+        // What is shown on the wire must not reveal the secret, so both are derived from the boot
+        // value.
         let kdf = Hkdf::<Sha256>::new(Some(&keys.node.unwrap_or(keys.client)), boot);
         Authenticator {
             node: keys.node.map(|key| class(key, b"node")),
             client: class(keys.client, b"client"),
             mode,
+            cluster: cluster_mark(cluster),
             boot: expand(&kdf, &[b"boot"]),
             secret: expand(&kdf, &[b"secret"]),
             nonces: 0,
@@ -221,6 +258,10 @@ impl Authenticator {
         b[20..36].copy_from_slice(&self.boot);
         b[36..52].copy_from_slice(&nonce[..16]);
         b[52..56].copy_from_slice(&max_datagram.to_le_bytes());
+        b[VERSION_AT..58].copy_from_slice(&VERSION.to_le_bytes());
+        if class == Class::Node {
+            b[58..64].copy_from_slice(&self.cluster);
+        }
         let tag = mac_bytes(&key, &[&b[..64]]);
         b[64..].copy_from_slice(&tag);
         Some(b)
@@ -241,11 +282,13 @@ impl Authenticator {
             from: u64::from_le_bytes(field(b, 4)),
             to: u64::from_le_bytes(field(b, 12)),
             max_datagram: u32::from_le_bytes(field(b, 52)),
+            boot: field(b, 20),
         };
         Ok((greeting, self.class_keys(class).ok_or(Refusal::Forged)?))
     }
 
-    /// The responder's nonce: a function of what it must vouch for, so that it need not be remembered.
+    /// The responder's nonce: a function of what it must vouch for, so that it need not be
+    /// remembered.
     fn responder_nonce(&self, address: SocketAddr, greeting: &[u8], epoch: u64) -> [u8; 16] {
         let ip = match address.ip() {
             std::net::IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -266,14 +309,26 @@ impl Authenticator {
 
     /// Checks a Hello.
     pub(crate) fn read_hello(&self, b: &[u8]) -> Result<Greeting, Refusal> {
-        if b.len() != HELLO_BYTES || b[56..64] != [0; 8] {
+        if b.len() != HELLO_BYTES {
             return Err(Refusal::Malformed);
+        }
+        // First: in another version all the rest may mean something else.
+        let version = u16::from_le_bytes(field(b, VERSION_AT));
+        if version != VERSION {
+            return Err(Refusal::Version(version));
         }
         let (greeting, keys) = self.greeting(b)?;
         if !mac_is(&keys.handshake, &[&b[..64]], &b[64..]) {
             return Err(Refusal::Forged);
         }
-        Ok(greeting)
+        let cluster: [u8; 6] = field(b, 58);
+        match greeting.class {
+            Class::Node if cluster != self.cluster => Err(Refusal::Cluster {
+                from: greeting.from,
+            }),
+            Class::Client if cluster != [0; 6] => Err(Refusal::Malformed),
+            _ => Ok(greeting),
+        }
     }
 
     /// The answer to a Hello that [`Self::read_hello`] accepted.
@@ -337,6 +392,7 @@ impl Authenticator {
                 receive: to_initiator,
             },
             max_datagram: u32::from_le_bytes(field(b, 52)),
+            boot: boot_r,
             confirm,
         })
     }
@@ -353,7 +409,8 @@ impl Authenticator {
         }
         let (greeting, keys) = self.greeting(b)?;
         if !mac_is(&keys.handshake, &[&b[..80], &self.boot], &b[80..]) {
-            // A Confirm for an earlier boot of this node is well-formed and not a forgery, but looks the same.
+            // A Confirm for an earlier boot of this node is well-formed and not a forgery, but
+            // looks the same.
             return Err(Refusal::Forged);
         }
         let epoch = u64::from_le_bytes(field(b, 56));
@@ -397,7 +454,7 @@ mod tests {
             node: node.then_some([1; 32]),
             client: [2; 32],
         };
-        Authenticator::new(&keys, Security::Authenticated, &[boot; 16])
+        Authenticator::new(&keys, Security::Authenticated, &[boot; 16], 5)
     }
 
     fn address(port: u16) -> SocketAddr {
@@ -457,6 +514,31 @@ mod tests {
                 assert!(b.read_confirm(0, address(9), &bad).is_err(), "byte {i}");
             }
         }
+    }
+
+    #[test]
+    fn node_of_another_cluster_or_version_is_told_apart_from_a_forger() {
+        let keys = Keys {
+            node: Some([1; 32]),
+            client: [2; 32],
+        };
+        let mut stranger = Authenticator::new(&keys, Security::Authenticated, &[1; 16], 6);
+        let b = side(2, true);
+        let why = |hello: &[u8]| b.read_hello(hello).map(|_| ()).unwrap_err();
+        let hello = stranger.hello(Class::Node, 7, 2, 1500).unwrap();
+        assert_eq!(why(&hello), Refusal::Cluster { from: 7 });
+        // Clients know of no cluster.
+        let client = stranger.hello(Class::Client, 0, 2, 1500).unwrap();
+        assert!(b.read_hello(&client).is_ok());
+        let mut forged = hello;
+        forged[60] ^= 1;
+        assert_eq!(why(&forged), Refusal::Forged);
+        let mut newer = side(1, true).hello(Class::Node, 1, 2, 1500).unwrap();
+        newer[VERSION_AT] = 2;
+        assert_eq!(why(&newer), Refusal::Version(2));
+        // As programs without a version had it.
+        newer[VERSION_AT] = 0;
+        assert_eq!(why(&newer), Refusal::Version(0));
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! The numbers under which a node's ports are known to others: its own, and one for each of its logs that has a loop of its own.
+//! The numbers under which a node's ports are known to others: its own, and one for each of its
+//! logs that has a loop of its own.
 //!
-//! An association names both ends by such numbers, so that a port is not taken for another one of the same node.
+//! An association names both ends by such numbers, so that a port is not taken for another one of
+//! the same node.
 
 /// The number of a node's port: door 0 is the node's own, door `log + 1` a log's.
 pub fn port_of(node: u64, door: u16) -> u64 {

@@ -1,6 +1,7 @@
 //! The driver trait: bursts of datagrams in and out.
 //!
-//! A driver neither orders, nor repeats, nor checks anything. What it cannot send or receive it counts.
+//! A driver neither orders, nor repeats, nor checks anything. What it cannot send or receive it
+//! counts.
 
 use std::collections::VecDeque;
 use std::io;
@@ -61,8 +62,8 @@ pub struct DriverStats {
     pub pool_empty: u64,
     /// Packets of ours that no datagram could be read from, dropped (AF_XDP and DPDK only).
     pub malformed: u64,
-    /// Datagrams that took the kernel's way, in either direction (AF_XDP only): no neighbour known yet, another
-    /// interface, fragments of IP.
+    /// Datagrams that took the kernel's way, in either direction (AF_XDP only): no neighbour known
+    /// yet, another interface, fragments of IP.
     pub by_kernel: u64,
     /// Bytes sent from where they lay in the pool, uncopied (AF_XDP and DPDK only).
     pub lent_bytes: u64,
@@ -74,8 +75,8 @@ pub struct DriverStats {
     pub frames_kept: u64,
 }
 
-/// Moves up to `max` datagrams that wait in memory into frames: how drivers without a kernel receive. Those longer than
-/// `max_datagram` or a frame are dropped.
+/// Moves up to `max` datagrams that wait in memory into frames: how drivers without a kernel
+/// receive. Those longer than `max_datagram` or a frame are dropped.
 pub fn receive_waiting(
     inbox: &mut VecDeque<(SocketAddr, Vec<u8>)>,
     pool: &Pool,
@@ -107,35 +108,48 @@ pub fn receive_waiting(
     count
 }
 
+/// Who is behind an address, as far as it has been proven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PeerClass {
+    /// Nothing has been proven.
+    Unauthenticated,
+    /// A client: it holds the client key.
+    Client,
+    /// A node: it holds the node key, or this port was told its address.
+    Node,
+}
+
 /// A source and sink of datagrams. Never blocks.
 pub trait Driver: Send {
-    /// Sends datagrams in order, as few system calls as possible. Returns how many were taken (sent, or
-    /// refused by the network and counted in [`DriverStats::send_errors`]); fewer than given means that the
-    /// send queue is full.
+    /// Sends datagrams in order, as few system calls as possible. Returns how many were taken
+    /// (sent, or refused by the network and counted in [`DriverStats::send_errors`]); fewer than
+    /// given means that the send queue is full.
     ///
     /// # Errors
     /// Only when the driver as a whole is unusable.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize>;
 
-    /// Positions, in ascending order, of those that the last [`Driver::send`] passed over before the end of what it took: their own queue was
-    /// full.
+    /// Positions, in ascending order, of those that the last [`Driver::send`] passed over before
+    /// the end of what it took: their own queue was full.
     fn skipped(&self) -> &[usize] {
         &[]
     }
 
     /// Whether it has several queues, of which one may be full while others are not.
-    fn has_queues_apart(&self) -> bool {
+    fn is_multiqueue(&self) -> bool {
         false
     }
 
-    /// Whether something that was taken has not been handed to the network yet, and goes only when the driver is called again.
+    /// Whether something that was taken has not been handed to the network yet, and goes only when
+    /// the driver is called again.
     fn has_unsent(&mut self) -> bool {
         false
     }
 
-    /// Receives up to `max` datagrams that are there into frames of `pool` and appends them to `out`. Returns how
-    /// many; 0 when there are none or no frame is free. A datagram begins in a frame, with [`HEADROOM`] bytes or more
-    /// before it; only that of a driver that [`Driver::scatters`] goes on in others.
+    /// Receives up to `max` datagrams that are there into frames of `pool` and appends them to
+    /// `out`. Returns how many; 0 when there are none or no frame is free. A datagram begins in a
+    /// frame, with [`HEADROOM`] bytes or more before it; only that of a driver that
+    /// [`Driver::supports_multi_slice`] goes on in others.
     ///
     /// # Errors
     /// Only when the driver as a whole is unusable.
@@ -146,8 +160,8 @@ pub trait Driver: Send {
         max: usize,
     ) -> io::Result<usize>;
 
-    /// Whether the last `recv` may have left something there that no descriptor tells of again: no frame was free, say. The host calls
-    /// again soon without being told.
+    /// Whether the last `recv` may have left something there that no descriptor tells of again: no
+    /// frame was free, say. The host calls again soon without being told.
     fn has_unreceived(&self) -> bool {
         false
     }
@@ -155,43 +169,62 @@ pub trait Driver: Send {
     /// Descriptors that become readable when `recv` may have something.
     fn fds(&self) -> Vec<RawFd>;
 
-    /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look there at every `recv`.
-    fn note_readable(&mut self, _fd: RawFd) {}
+    /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look
+    /// there at every `recv`.
+    fn on_readable(&mut self, _fd: RawFd) {}
 
-    /// Whether a look, as a rule without a system call, finds nothing: a host that one of [`Driver::fds`] has woken may sleep on, and one that
-    /// spins may leave its turn out. What is found comes with the next `recv`. What only [`Driver::note_readable`] tells of is not
-    /// looked for. False where a look is not that cheap.
-    fn finds_nothing(&mut self) -> bool {
+    /// Whether a look, as a rule without a system call, finds nothing: a host that one of
+    /// [`Driver::fds`] has woken may sleep on, and one that spins may leave its turn out. What is
+    /// found comes with the next `recv`. What only [`Driver::on_readable`] tells of is not looked
+    /// for. False where a look is not that cheap.
+    fn rx_is_empty(&mut self) -> bool {
         false
     }
 
-    /// Little is expected, and it may wait for so many microseconds; `None`: as little as possible. For drivers whose devices wake nobody.
-    fn set_rest(&mut self, _look_us: Option<u64>) {}
+    /// Little is expected, and it may wait for so many microseconds; `None`: as little as possible.
+    /// For drivers whose devices wake nobody.
+    fn set_idle_poll_interval(&mut self, _look_us: Option<u64>) {}
 
     /// The largest datagram that can be sent or received, in bytes.
     fn max_datagram(&self) -> usize;
 
-    /// Bytes that each frame holds at least, the last excepted, where a received datagram may be longer than one and then
-    /// lies in several; 512 or more. `None`: it lies in one.
-    fn scatters(&self) -> Option<usize> {
+    /// Bytes that each frame holds at least, the last excepted, where a received datagram may be
+    /// longer than one and then lies in several; 512 or more. `None`: it lies in one.
+    fn supports_multi_slice(&self) -> Option<usize> {
         None
     }
 
-    /// The pool that this driver receives into, if it is not the one it was given: memory of a kind that the device
-    /// cannot use.
+    /// The pool that this driver receives into, if it is not the one it was given: memory of a kind
+    /// that the device cannot use.
     fn pool(&self) -> Option<Pool> {
         None
     }
 
-    /// Frames that this driver keeps now of the pool it was given; over DPDK at most, as its device takes them.
+    /// Frames that this driver keeps now of the pool it was given; over DPDK at most, as its device
+    /// takes them.
     fn frames_kept(&self) -> u32 {
         0
     }
 
-    /// Frames of those that it does without for a time. Nobody who can help it takes them: it will want them when it has most to do.
-    fn frames_owed(&self) -> u32 {
+    /// Frames of those that it does without for a time. Nobody who can help it takes them: it will
+    /// want them when it has most to do.
+    fn deferred_frames(&self) -> u32 {
         0
     }
+
+    /// Whether the driver keeps state per address, so that it needs [`Driver::note_authenticated`].
+    fn needs_authentication(&self) -> bool {
+        false
+    }
+
+    /// A datagram from this address was authenticated.
+    fn note_authenticated(&mut self, _from: SocketAddr, _class: PeerClass) {}
+
+    /// The address of a node that this port may contact by itself, until [`Driver::forget_node`].
+    fn add_node(&mut self, _address: SocketAddr) {}
+
+    /// It is not the address of a node any more.
+    fn forget_node(&mut self, _address: SocketAddr) {}
 
     /// What this driver is, in a few words for people.
     fn describe(&self) -> String;

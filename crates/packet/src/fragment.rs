@@ -1,13 +1,13 @@
 //! Reassembly of messages that were cut into several datagrams.
 //!
-//! Pieces stay in their frames; the whole message is a rope of them. What is held is bounded: bytes in all, with what
-//! the bookkeeping takes, messages per association, time. Only pieces that have come take room, whatever number was
-//! announced.
+//! Pieces stay in their frames; the whole message is a rope of them. What is held is bounded: bytes
+//! in all, with what the bookkeeping takes, messages per association, time. Only pieces that have
+//! come take room, whatever number was announced.
 //!
-//! When there is no room, clients' messages go first of which hardly more will come (their association has begun a later
-//! one, their beginning is missing, or they are silent while others become whole), then the one of a client that was begun
-//! last: who came first gets through, where many that begin at once would only push each other out. Clients cannot push out
-//! what nodes send.
+//! When there is no room, clients' messages go first of which hardly more will come (their
+//! association has begun a later one, their beginning is missing, or they are silent while others
+//! become whole), then the one of a client that was begun last: who came first gets through, where
+//! many that begin at once would only push each other out. Clients cannot push out what nodes send.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
@@ -21,12 +21,12 @@ use crate::header::DataHeader;
 pub const MIN_FRAGMENT: usize = 256;
 
 /// Pieces that a new partial message has places for.
-const FIRST_PLACES: usize = 4;
-/// Memory of a partial message without its pieces, at most, bytes: entries in two trees, whose nodes may be less than half
-/// full, and the first places.
+const INITIAL_PIECES: usize = 4;
+/// Memory of a partial message without its pieces, at most, bytes: entries in two trees, whose
+/// nodes may be less than half full, and the first places.
 const PARTIAL_BYTES: usize = 3 * size_of::<(Key, Partial)>()
     + 3 * size_of::<Age>()
-    + FIRST_PLACES * size_of::<(u16, Payload)>();
+    + INITIAL_PIECES * size_of::<(u16, Payload)>();
 /// The same of a piece: its place, of which there may be twice as many as are used.
 const PIECE_BYTES: usize = 2 * size_of::<(u16, Payload)>();
 /// The same of each part of a piece: likewise, and what a buffer has beside its bytes.
@@ -41,21 +41,22 @@ pub struct Limits {
     pub held_bytes: usize,
     /// Partial messages of one association.
     pub per_association: usize,
-    /// How long a partial message is kept of which nothing more comes, µs. One that goes on coming may take [`LONGEST`] times as long:
-    /// a narrow way needs seconds for a large one.
+    /// How long a partial message is kept of which nothing more comes, µs. One that goes on coming
+    /// may take [`MAX_AGE_FACTOR`] times as long: a narrow way needs seconds for a large one.
     pub timeout_us: u64,
 }
 
 /// How many times [`Limits::timeout_us`] a message may take, however steadily it comes.
-pub const LONGEST: u64 = 30;
+pub const MAX_AGE_FACTOR: u64 = 30;
 
-/// After a part of [`Limits::timeout_us`] a client's message counts as silent where there is no room, if those of others
-/// that have become whole meanwhile would have filled the room so many times: of many that take turns, none is before its
-/// next one, however long that takes.
-const SILENT_PART: u64 = 10;
+/// After a part of [`Limits::timeout_us`] a client's message counts as silent where there is no
+/// room, if those of others that have become whole meanwhile would have filled the room so many
+/// times: of many that take turns, none is before its next one, however long that takes.
+const SILENCE_DIVISOR: u64 = 10;
 const SILENT_ROOMS: u64 = 2;
 
-/// Memory that a piece takes or keeps from others: whole frames, or its own bytes, and the bookkeeping.
+/// Memory that a piece takes or keeps from others: whole frames, or its own bytes, and the
+/// bookkeeping.
 fn cost(piece: &Payload, frame_bytes: usize) -> usize {
     let of = |part: &Segment| match part {
         Segment::Frame(_) => PART_BYTES + frame_bytes,
@@ -64,8 +65,8 @@ fn cost(piece: &Payload, frame_bytes: usize) -> usize {
     PIECE_BYTES + piece.parts().iter().map(of).sum::<usize>()
 }
 
-/// Bytes of every fragment but the last of the message that this one of `len` bytes is from; `None` if there is no such
-/// message.
+/// Bytes of every fragment but the last of the message that this one of `len` bytes is from; `None`
+/// if there is no such message.
 fn fragment_bytes(header: &DataHeader, len: usize) -> Option<usize> {
     let (total, count) = (header.total as usize, usize::from(header.count));
     let before_last = count.checked_sub(1)?;
@@ -107,8 +108,8 @@ struct Partial {
     held_bytes: usize,
     since_us: u64,
     /// When its last piece came, and how much of clients had become whole by then.
-    heard_us: u64,
-    heard_at: u64,
+    last_piece_us: u64,
+    whole_bytes_at_last_piece: u64,
     rank: Rank,
     /// By fragment a bit: whether it has come.
     seen: Vec<u64>,
@@ -124,11 +125,11 @@ impl Partial {
             fragment_bytes,
             held_bytes: 0,
             since_us: now_us,
-            heard_us: now_us,
-            heard_at: 0,
+            last_piece_us: now_us,
+            whole_bytes_at_last_piece: 0,
             rank,
             seen: vec![0; usize::from(header.count).div_ceil(64)],
-            pieces: Vec::with_capacity(FIRST_PLACES),
+            pieces: Vec::with_capacity(INITIAL_PIECES),
         }
     }
 
@@ -139,7 +140,7 @@ impl Partial {
     }
 
     /// Notes that a fragment has come. False: it had before.
-    fn see(&mut self, index: u16) -> bool {
+    fn mark_received(&mut self, index: u16) -> bool {
         let (word, bit) = (usize::from(index / 64), 1 << (index % 64));
         let seen = self.seen[word] & bit != 0;
         self.seen[word] |= bit;
@@ -187,7 +188,7 @@ pub struct Reassembler {
     /// What the messages of clients took that have become whole, bytes.
     whole_bytes: u64,
     /// When to look for silent messages again.
-    look_us: u64,
+    next_scan_us: u64,
     dropped: u64,
 }
 
@@ -201,7 +202,7 @@ impl Reassembler {
             partials: BTreeMap::new(),
             ages: BTreeSet::new(),
             whole_bytes: 0,
-            look_us: 0,
+            next_scan_us: 0,
             dropped: 0,
         }
     }
@@ -250,13 +251,13 @@ impl Reassembler {
                 return Outcome::Refused;
             }
             Some(_) => {
-                let own = self.wake(now_us, key, header.index);
+                let own = self.on_fragment(now_us, key, header.index);
                 self.make_room(now_us, own, cost)
             }
             None => {
                 let rank = match from_node {
                     true => Rank::Node,
-                    false if header.index > 0 || self.is_behind(key) => Rank::Idle,
+                    false if header.index > 0 || self.has_later_message(key) => Rank::Idle,
                     false => Rank::Client,
                 };
                 let fresh = Partial::new(now_us, header, fragment_bytes, rank);
@@ -273,11 +274,11 @@ impl Reassembler {
         let Some(partial) = self.partials.get_mut(&key) else {
             return Outcome::NoRoom;
         };
-        if !partial.see(header.index) {
+        if !partial.mark_received(header.index) {
             return Outcome::Refused;
         }
-        partial.heard_us = now_us;
-        partial.heard_at = self.whole_bytes;
+        partial.last_piece_us = now_us;
+        partial.whole_bytes_at_last_piece = self.whole_bytes;
         partial.held_bytes += cost;
         self.held_bytes += cost;
         partial.pieces.push((header.index, piece));
@@ -319,7 +320,7 @@ impl Reassembler {
     /// Drops others until `cost` more bytes fit, or what is of this age itself. False: they do not.
     fn make_room(&mut self, now_us: u64, own: Age, cost: usize) -> bool {
         while self.held_bytes + cost > self.limits.held_bytes {
-            let Some(next) = self.first_to_go(now_us) else {
+            let Some(next) = self.eviction_candidate(now_us) else {
                 return false;
             };
             // Among those of clients the older ones stay.
@@ -337,9 +338,9 @@ impl Reassembler {
     }
 
     /// Who goes next: the oldest idle one, the newest of a client, the oldest of a node.
-    fn first_to_go(&mut self, now_us: u64) -> Option<Age> {
+    fn eviction_candidate(&mut self, now_us: u64) -> Option<Age> {
         if self.ages.first()?.0 == Rank::Client {
-            self.find_silent(now_us);
+            self.demote_silent(now_us);
         }
         let first = *self.ages.first()?;
         match first.0 {
@@ -348,17 +349,18 @@ impl Reassembler {
         }
     }
 
-    /// Notes clients' messages that are silent while others go on; not at every call, since it looks at all.
-    fn find_silent(&mut self, now_us: u64) {
-        let silent_us = self.limits.timeout_us / SILENT_PART;
-        if now_us < self.look_us {
+    /// Notes clients' messages that are silent while others go on; not at every call, since it
+    /// looks at all.
+    fn demote_silent(&mut self, now_us: u64) {
+        let silent_us = self.limits.timeout_us / SILENCE_DIVISOR;
+        if now_us < self.next_scan_us {
             return;
         }
-        self.look_us = now_us + silent_us / 4;
+        self.next_scan_us = now_us + silent_us / 4;
         let others = SILENT_ROOMS * self.limits.held_bytes as u64;
         let is_silent = |it: &Partial| {
-            now_us.saturating_sub(it.heard_us) >= silent_us
-                && self.whole_bytes - it.heard_at >= others
+            now_us.saturating_sub(it.last_piece_us) >= silent_us
+                && self.whole_bytes - it.whole_bytes_at_last_piece >= others
         };
         let clients = self.ages.range(all_of(Rank::Client));
         let silent = clients.filter(|(.., key)| self.partials.get(key).is_some_and(is_silent));
@@ -376,14 +378,14 @@ impl Reassembler {
     }
 
     /// A message goes on with this fragment: it counts again, if its beginning is there. Its age.
-    fn wake(&mut self, now_us: u64, key: Key, index: u16) -> Age {
+    fn on_fragment(&mut self, now_us: u64, key: Key, index: u16) -> Age {
         let Some(partial) = self.partials.get_mut(&key) else {
             return (Rank::Idle, now_us, key);
         };
-        (partial.heard_us, partial.heard_at) = (now_us, self.whole_bytes);
+        (partial.last_piece_us, partial.whole_bytes_at_last_piece) = (now_us, self.whole_bytes);
         let is_begun = index == 0 || partial.has_first();
         let mut age = partial.age(key);
-        if age.0 == Rank::Idle && is_begun && !self.is_behind(key) {
+        if age.0 == Rank::Idle && is_begun && !self.has_later_message(key) {
             self.set_rank(key, Rank::Client);
             age.0 = Rank::Client;
         }
@@ -391,12 +393,13 @@ impl Reassembler {
     }
 
     /// Whether its association has begun a later message.
-    fn is_behind(&self, (assoc, first): Key) -> bool {
+    fn has_later_message(&self, (assoc, first): Key) -> bool {
         let later = (Excluded((assoc, first)), Included((assoc, u64::MAX)));
         self.partials.range(later).next().is_some()
     }
 
-    /// Holds a new message of which so much has come as `cost` says. False: there is no room for it.
+    /// Holds a new message of which so much has come as `cost` says. False: there is no room for
+    /// it.
     fn begin(&mut self, now_us: u64, key: Key, index: u16, fresh: Partial, cost: usize) -> bool {
         let of_client = fresh.rank != Rank::Node;
         self.limit_association(key.0);
@@ -422,8 +425,10 @@ impl Reassembler {
             let ages = self.ages.range(all_of(rank));
             let old = ages.take_while(|(_, since_us, _)| age_us(*since_us) >= timeout_us);
             for &(_, since_us, key) in old {
-                let heard_us = self.partials.get(&key).map_or(0, |it| it.heard_us);
-                if age_us(heard_us) >= timeout_us || age_us(since_us) >= LONGEST * timeout_us {
+                let last_piece_us = self.partials.get(&key).map_or(0, |it| it.last_piece_us);
+                if age_us(last_piece_us) >= timeout_us
+                    || age_us(since_us) >= MAX_AGE_FACTOR * timeout_us
+                {
                     over.push(key);
                 }
             }

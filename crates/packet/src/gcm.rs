@@ -1,5 +1,6 @@
-//! AES-256-GCM over scattered bytes: the tag streams over any number of slices, so that a payload that is
-//! only authenticated is never copied. Built on the `aes` and `polyval` crates, checked against `aes-gcm`.
+//! AES-256-GCM over scattered bytes: the tag streams over any number of slices, so that a payload
+//! that is only authenticated is never copied. Built on the `aes` and `polyval` crates, checked
+//! against `aes-gcm`.
 
 use aes::Aes256;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
@@ -10,8 +11,9 @@ use polyval::universal_hash::array::Array;
 
 type Block = Array<u8, polyval::universal_hash::consts::U16>;
 
-/// GHASH in terms of POLYVAL (RFC 8452, appendix A): the same polynomial over reversed blocks. The `ghash` crate does the
-/// same, but loads what it has just reversed in other widths than it stored it in, which costs as much as the product.
+/// GHASH in terms of POLYVAL (RFC 8452, appendix A): the same polynomial over reversed blocks. The
+/// `ghash` crate does the same, but loads what it has just reversed in other widths than it stored
+/// it in, which costs as much as the product.
 #[derive(Clone)]
 struct Ghash(Polyval);
 

@@ -8,13 +8,14 @@
 //! ```
 //! - `assoc`: association id, derived together with its keys.
 //! - `seq`: own to every datagram of one direction of an association, from 0, never repeated.
-//! - `count`: datagrams in the message; 0 is an empty control datagram (only proves that the keys stand).
-//! - `index`: which of them; the fragments of a message have consecutive sequence numbers, so `seq - index`
-//!   names the message.
+//! - `count`: datagrams in the message; 0 is an empty control datagram (only proves that the keys
+//!   stand).
+//! - `index`: which of them; the fragments of a message have consecutive sequence numbers, so
+//!   `seq - index` names the message.
 //! - `total`: length of the whole message in bytes.
-//! - `tag`: AES-256-GCM tag, nonce = 4 zero bytes and `seq` as u64 big-endian. Mode `Authenticated`:
-//!   associated data = bytes 0..32 and payload, no plaintext. `Encrypted`: associated data = bytes 0..32,
-//!   payload is ciphertext. `Off`: zero, not checked.
+//! - `tag`: AES-256-GCM tag, nonce = 4 zero bytes and `seq` as u64 big-endian. Mode
+//!   `Authenticated`: associated data = bytes 0..32 and payload, no plaintext. `Encrypted`:
+//!   associated data = bytes 0..32, payload is ciphertext. `Off`: zero, not checked.
 //!
 //! Unknown (kind 6), 12 bytes, unauthenticated: `| 0xC9 | 6 | zero u16 | assoc u64 |`.
 //! The handshake's datagrams are drawn in [`crate::auth`].
@@ -99,8 +100,8 @@ impl DataHeader {
         b
     }
 
-    /// Reads the header of a whole datagram and checks that its fields agree with each other and with the
-    /// datagram's length. `None`: malformed.
+    /// Reads the header of a whole datagram and checks that its fields agree with each other and
+    /// with the datagram's length. `None`: malformed.
     pub fn parse(datagram: &[u8]) -> Option<DataHeader> {
         DataHeader::parse_first(datagram, datagram.len())
     }

@@ -4,8 +4,9 @@
 //! IPv4   Ethernet 14 · IPv4 20 · UDP 8    UDP checksum 0: none (RFC 768)
 //! IPv6   Ethernet 14 · IPv6 40 · UDP 8    UDP checksum over everything (RFC 8200 §8.1)
 //! ```
-//! What is received is not summed again: Ethernet's own check covers the way, and datagrams are authenticated above.
-//! Packets of a virtual interface may come with the sum left to a card that is not there.
+//! What is received is not summed again: Ethernet's own check covers the way, and datagrams are
+//! authenticated above. Packets of a virtual interface may come with the sum left to a card that is
+//! not there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -39,7 +40,8 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// Headers from us to the machine with `to_mac`, which has, or routes to, `to`. `None` if the families differ.
+    /// Headers from us to the machine with `to_mac`, which has, or routes to, `to`. `None` if the
+    /// families differ.
     pub(crate) fn new(
         from_mac: [u8; 6],
         from: SocketAddr,
@@ -137,7 +139,8 @@ fn sum(bytes: &[u8]) -> u64 {
     u64::from(fold(total))
 }
 
-/// The same over the concatenation of parts: a part that begins at an odd byte counts with its bytes swapped.
+/// The same over the concatenation of parts: a part that begins at an odd byte counts with its
+/// bytes swapped.
 fn sum_parts(parts: &[&[u8]]) -> u64 {
     let (mut total, mut odd) = (0, false);
     for part in parts {
@@ -196,9 +199,9 @@ pub(crate) fn destination_port(first: &[u8]) -> Option<u16> {
     Some(u16_at(first.get(at..at + 2)?, 0))
 }
 
-/// Reads the headers of a packet of `total` bytes, of which `first` are the first ones. `None` unless it is a whole UDP
-/// datagram to this port, without VLAN tag, IP options, extension headers or fragmentation. `interface` completes
-/// link-local senders.
+/// Reads the headers of a packet of `total` bytes, of which `first` are the first ones. `None`
+/// unless it is a whole UDP datagram to this port, without VLAN tag, IP options, extension headers
+/// or fragmentation. `interface` completes link-local senders.
 pub(crate) fn parse(first: &[u8], total: usize, port: u16, interface: u32) -> Option<Parsed> {
     if first.len() < ETHER_BYTES + IPV4_BYTES + UDP_BYTES || total < first.len() {
         return None;

@@ -1,44 +1,51 @@
-//! Whether looking again at once is worth it: only while nobody else wants the CPU, or while others give it back soon.
+//! Whether looking again at once is worth it: only while nobody else wants the CPU, or while others
+//! give it back soon.
 //!
-//! A thread that spins on a CPU that others need makes them wait for the scheduler, in steps of milliseconds; on a machine with more busy
-//! threads than cores that costs far more than a blocking wake-up. The kernel tells each thread how long it has waited
-//! for a CPU itself; where it has waited lately, others have too, and the loop does not spin. It yields then: others run first, and the loop looks
-//! again when they have. Where they do not give the CPU back soon (a compaction runs on for milliseconds), a thread that yields
-//! is worse off than one that sleeps, which the kernel prefers once it is woken: the loop sleeps.
+//! A thread that spins on a CPU that others need makes them wait for the scheduler, in steps of
+//! milliseconds; on a machine with more busy threads than cores that costs far more than a blocking
+//! wake-up. The kernel tells each thread how long it has waited for a CPU itself; where it has
+//! waited lately, others have too, and the loop does not spin. It yields then: others run first,
+//! and the loop looks again when they have. Where they do not give the CPU back soon (a compaction
+//! runs on for milliseconds), a thread that yields is worse off than one that sleeps, which the
+//! kernel prefers once it is woken: the loop sleeps.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// How long to look again at once after work before sleeping, microseconds, as long as nothing is known. Long enough for a client's next
-/// request, its answer and a follower's next entry where one write takes 50 to 100 µs; short enough that who is idle uses no CPU.
-const LOOK_US: u64 = 120;
-/// The shortest, where work comes far apart, and the longest, where it comes just after: a sleep and its wake-up take up to 100 µs each
-/// in a guest of a virtual machine, and with them the next work comes later still.
-const SHORTEST_LOOK_US: u64 = 30;
-const LONGEST_LOOK_US: u64 = 400;
+/// How long to look again at once after work before sleeping, microseconds, as long as nothing is
+/// known. Long enough for a client's next request, its answer and a follower's next entry where one
+/// write takes 50 to 100 µs; short enough that who is idle uses no CPU.
+const DEFAULT_SPIN_US: u64 = 120;
+/// The shortest, where work comes far apart, and the longest, where it comes just after: a sleep
+/// and its wake-up take up to 100 µs each in a guest of a virtual machine, and with them the next
+/// work comes later still.
+const MIN_SPIN_US: u64 = 30;
+const MAX_SPIN_US: u64 = 400;
 /// How often the kernel is asked, at most; and how often short yields shorten the next ban.
 const CHECK_US: u64 = 2_000;
 /// Share of the time spent waiting for a CPU from which on spinning stops: one part in this many.
-const TOLERATED_PART: u64 = 50;
+const MAX_WAIT_DIVISOR: u64 = 50;
 /// First and longest time without spinning, or yielding, after it was seen to cost something.
 const PENALTY_US: u64 = 100_000;
-const LONGEST_PENALTY_US: u64 = 3_200_000;
+const MAX_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
-const LONGEST_YIELD: Duration = Duration::from_micros(500);
-/// Longest time in which looks at packet queues ([`Driver::finds_nothing`](crate::Driver::finds_nothing)) take the place of whole turns, for
-/// what a look does not see.
-pub const LONGEST_STILL_US: u64 = 20;
+const MAX_YIELD: Duration = Duration::from_micros(500);
+/// Longest time in which looks at packet queues
+/// ([`Driver::rx_is_empty`](crate::Driver::finds_nothing)) take the place of whole turns, for what
+/// a look does not see.
+pub const MAX_RX_POLL_US: u64 = 20;
 
-/// A time without something that has cost too much, longer each time that it is imposed, also while it lasts.
-struct Ban {
+/// A time without something that has cost too much, longer each time that it is imposed, also while
+/// it lasts.
+struct Backoff {
     until_us: u64,
     next_us: u64,
 }
 
-impl Ban {
-    fn new() -> Ban {
-        Ban {
+impl Backoff {
+    fn new() -> Backoff {
+        Backoff {
             until_us: 0,
             next_us: PENALTY_US,
         }
@@ -50,11 +57,11 @@ impl Ban {
 
     fn impose(&mut self, now_us: u64) {
         self.until_us = now_us + self.next_us;
-        self.next_us = (2 * self.next_us).min(LONGEST_PENALTY_US);
+        self.next_us = (2 * self.next_us).min(MAX_PENALTY_US);
     }
 
     /// It was allowed, and cost nothing.
-    fn relax(&mut self) {
+    fn shorten(&mut self) {
         self.next_us = PENALTY_US.max(self.next_us / 2);
     }
 }
@@ -64,25 +71,27 @@ impl Ban {
 pub enum Polling {
     /// Never blocks. For a dedicated core only.
     Busy,
-    /// Looks again at once, or when others have run, for a bounded time after client work, then blocks.
+    /// Looks again at once, or when others have run, for a bounded time after client work, then
+    /// blocks.
     Adaptive,
     /// Blocks as soon as there is nothing to do.
     Event,
 }
 
-/// How long to look for the next work before sleeping: longer once work has come shortly after the look ended, which a sleep made later
-/// than it had to be; shorter once it came so late that looking was in vain.
-pub struct Look {
+/// How long to look for the next work before sleeping: longer once work has come shortly after the
+/// look ended, which a sleep made later than it had to be; shorter once it came so late that
+/// looking was in vain.
+pub struct SpinWindow {
     us: u64,
     /// When there was work last; 0: never.
     worked_us: u64,
 }
 
-impl Look {
+impl SpinWindow {
     /// One that knows nothing yet.
-    pub fn new() -> Look {
-        Look {
-            us: LOOK_US,
+    pub fn new() -> SpinWindow {
+        SpinWindow {
+            us: DEFAULT_SPIN_US,
             worked_us: 0,
         }
     }
@@ -104,23 +113,23 @@ impl Look {
 
     /// So long did the next work take to come.
     pub fn note_wait(&mut self, us: u64) {
-        if us > LONGEST_LOOK_US {
-            self.us = (self.us - self.us / 4).max(SHORTEST_LOOK_US);
+        if us > MAX_SPIN_US {
+            self.us = (self.us - self.us / 4).max(MIN_SPIN_US);
         } else if us > self.us {
-            self.us = (2 * self.us).min(LONGEST_LOOK_US);
+            self.us = (2 * self.us).min(MAX_SPIN_US);
         }
     }
 }
 
-impl Default for Look {
+impl Default for SpinWindow {
     fn default() -> Self {
-        Look::new()
+        SpinWindow::new()
     }
 }
 
 /// Yields as long as others give the CPU back soon. Times are microseconds of any monotone clock.
 pub struct Yielder {
-    ban: Ban,
+    backoff: Backoff,
     yielded_us: u64,
 }
 
@@ -128,14 +137,14 @@ impl Yielder {
     /// One that may yield.
     pub fn new() -> Yielder {
         Yielder {
-            ban: Ban::new(),
+            backoff: Backoff::new(),
             yielded_us: 0,
         }
     }
 
     /// Whether to yield and look again, in place of sleeping.
     pub fn may_yield(&self, now_us: u64) -> bool {
-        self.ban.is_over(now_us)
+        self.backoff.is_over(now_us)
     }
 
     /// Lets others run first.
@@ -146,10 +155,10 @@ impl Yielder {
     }
 
     fn note(&mut self, now_us: u64, took: Duration) {
-        if took > LONGEST_YIELD {
-            self.ban.impose(now_us);
+        if took > MAX_YIELD {
+            self.backoff.impose(now_us);
         } else if now_us >= self.yielded_us + CHECK_US {
-            self.ban.relax();
+            self.backoff.shorten();
             self.yielded_us = now_us;
         }
     }
@@ -166,9 +175,9 @@ pub struct Spinner {
     schedstat: Option<File>,
     checked_us: u64,
     waited_ns: u64,
-    spinning: Ban,
+    spin_backoff: Backoff,
     /// How long to spin or yield after work.
-    pub look: Look,
+    pub spin_window: SpinWindow,
     /// For when spinning is not allowed.
     pub yielder: Yielder,
 }
@@ -188,8 +197,8 @@ impl Spinner {
             schedstat,
             checked_us: 0,
             waited_ns: 0,
-            spinning: Ban::new(),
-            look: Look::new(),
+            spin_backoff: Backoff::new(),
+            spin_window: SpinWindow::new(),
             yielder: Yielder::new(),
         }
     }
@@ -199,7 +208,7 @@ impl Spinner {
         if now_us >= self.checked_us + CHECK_US {
             self.check(now_us);
         }
-        self.spinning.is_over(now_us)
+        self.spin_backoff.is_over(now_us)
     }
 
     fn check(&mut self, now_us: u64) {
@@ -213,10 +222,10 @@ impl Spinner {
         if elapsed_us > 50 * CHECK_US {
             return;
         }
-        if waited_us > elapsed_us / TOLERATED_PART {
-            self.spinning.impose(now_us);
-        } else if self.spinning.is_over(now_us) {
-            self.spinning.relax();
+        if waited_us > elapsed_us / MAX_WAIT_DIVISOR {
+            self.spin_backoff.impose(now_us);
+        } else if self.spin_backoff.is_over(now_us) {
+            self.spin_backoff.shorten();
         }
     }
 }
@@ -251,7 +260,7 @@ mod tests {
             spinner.may_spin(10_000),
             "without statistics it spins as configured"
         );
-        spinner.spinning.impose(60_000);
+        spinner.spin_backoff.impose(60_000);
         assert!(!spinner.may_spin(60_000 + PENALTY_US - 1));
         assert!(spinner.may_spin(60_000 + PENALTY_US));
     }
@@ -259,9 +268,9 @@ mod tests {
     #[test]
     fn whoever_gets_the_cpu_back_late_yields_no_more_and_longer_each_time() {
         let mut yielder = Yielder::new();
-        yielder.note(1_000, LONGEST_YIELD);
+        yielder.note(1_000, MAX_YIELD);
         assert!(yielder.may_yield(1_001));
-        let late = 2 * LONGEST_YIELD;
+        let late = 2 * MAX_YIELD;
         yielder.note(2_000, late);
         assert!(!yielder.may_yield(2_000 + PENALTY_US - 1));
         let again = 2_000 + PENALTY_US;
@@ -270,7 +279,7 @@ mod tests {
         assert!(!yielder.may_yield(again + 2 * PENALTY_US - 1));
         let mut now_us = again + 2 * PENALTY_US;
         for _ in 0..2 {
-            yielder.note(now_us, LONGEST_YIELD / 2);
+            yielder.note(now_us, MAX_YIELD / 2);
             now_us += CHECK_US;
         }
         yielder.note(now_us, late);
@@ -279,36 +288,40 @@ mod tests {
 
     #[test]
     fn looks_grow_until_they_find_the_next_work_and_shrink_where_none_comes() {
-        let mut look = Look::new();
+        let mut spin_window = SpinWindow::new();
         let (mut at_us, gap_us) = (1_000_000, 300);
-        look.note_work(at_us);
+        spin_window.note_work(at_us);
         for _ in 0..3 {
             at_us += gap_us;
-            look.note_work(at_us);
-            look.note_work(at_us);
+            spin_window.note_work(at_us);
+            spin_window.note_work(at_us);
         }
-        assert!((gap_us..=LONGEST_LOOK_US).contains(&look.us()));
-        let found = look.us();
-        look.note_work(at_us + 5);
-        assert_eq!(look.us(), found, "what comes sooner is found as well");
+        assert!((gap_us..=MAX_SPIN_US).contains(&spin_window.us()));
+        let found = spin_window.us();
+        spin_window.note_work(at_us + 5);
+        assert_eq!(
+            spin_window.us(),
+            found,
+            "what comes sooner is found as well"
+        );
         let mut shorter = found;
         for _ in 0..20 {
-            at_us += LONGEST_LOOK_US + 100;
-            look.note_work(at_us);
-            assert!(look.us() < shorter || look.us() == SHORTEST_LOOK_US);
-            shorter = look.us();
+            at_us += MAX_SPIN_US + 100;
+            spin_window.note_work(at_us);
+            assert!(spin_window.us() < shorter || spin_window.us() == MIN_SPIN_US);
+            shorter = spin_window.us();
         }
-        assert_eq!(shorter, SHORTEST_LOOK_US);
-        look.note_wait(SHORTEST_LOOK_US + 1);
-        assert_eq!(look.us(), 2 * SHORTEST_LOOK_US, "and grow again");
+        assert_eq!(shorter, MIN_SPIN_US);
+        spin_window.note_wait(MIN_SPIN_US + 1);
+        assert_eq!(spin_window.us(), 2 * MIN_SPIN_US, "and grow again");
     }
 
     #[test]
     fn no_time_without_is_longer_than_the_longest() {
-        let mut ban = Ban::new();
+        let mut backoff = Backoff::new();
         for _ in 0..20 {
-            ban.impose(7);
+            backoff.impose(7);
         }
-        assert_eq!(ban.until_us, 7 + LONGEST_PENALTY_US);
+        assert_eq!(backoff.until_us, 7 + MAX_PENALTY_US);
     }
 }

@@ -6,14 +6,15 @@
 //!   frames     Pool      memory that datagrams are received into           cyclone-pmem
 //! ```
 //!
-//! A received datagram stays in the frame it arrived in: messages are ropes of frame slices, so a payload
-//! can go from the wire into the log without a copy. Outgoing messages are lists of byte slices, sent as a
-//! header plus the same slices. //= cyclone §4.1
+//! A received datagram stays in the frame it arrived in: messages are ropes of frame slices, so a
+//! payload can go from the wire into the log without a copy. Outgoing messages are lists of byte
+//! slices, sent as a header plus the same slices. //= cyclone §4.1
 //!
-//! Datagrams may be lost, doubled, reordered or forged. A message is delivered at most once, whole and
-//! unchanged, and only from a peer that holds the right key; nothing is retransmitted here: Raft and the
-//! client library do that. The logic knows neither clock nor random generator: time comes with each call
-//! (`now_us`, microseconds of any monotone clock), randomness once, as the boot value.
+//! Datagrams may be lost, doubled, reordered or forged. A message is delivered at most once, whole
+//! and unchanged, and only from a peer that holds the right key; nothing is retransmitted here:
+//! Raft and the client library do that. The logic knows neither clock nor random generator: time
+//! comes with each call (`now_us`, microseconds of any monotone clock), randomness once, as the
+//! boot value.
 
 pub mod auth;
 pub mod door;
@@ -38,10 +39,12 @@ pub mod xdp;
 pub use auth::{Keys, Security};
 #[cfg(feature = "dpdk")]
 pub use dpdk::{DpdkDriver, DpdkError, DpdkOptions};
-pub use driver::{Datagram, Driver, DriverStats};
+pub use driver::{Datagram, Driver, DriverStats, PeerClass};
 pub use mem::{Faults, MemDriver, MemNet};
 pub use optional::DpdkPorts;
-pub use port::{Identity, Message, Outgoing, Peer, Port, PortConfig};
+pub use port::{
+    Identity, Message, Outgoing, Peer, PeerFault, PeerWarning, Port, PortConfig, ProbeOutcome,
+};
 pub use stats::PortStats;
 pub use tcp::{TcpDriver, TcpOptions};
 pub use udp::{UdpDriver, UdpOptions};
@@ -50,7 +53,8 @@ pub use xdp::{XdpDriver, XdpError, XdpOptions};
 /// What coverage-guided fuzzing reaches into (`--cfg fuzzing`; never in a program).
 #[cfg(fuzzing)]
 pub mod fuzzing {
-    /// Reads the headers of a packet of `total` bytes, of which `first` are the first ones: what is found lies within them.
+    /// Reads the headers of a packet of `total` bytes, of which `first` are the first ones: what is
+    /// found lies within them.
     pub fn frame(first: &[u8], total: usize) {
         if let Some(parsed) = crate::headers::parse(first, total, 7101, 1) {
             assert!(parsed.at <= first.len() && parsed.at + parsed.len <= total);
@@ -58,13 +62,14 @@ pub mod fuzzing {
     }
 }
 
-/// Blocks until a driver may have something to receive or the time is over. For hosts without an event loop.
+/// Blocks until a driver may have something to receive or the time is over. For hosts without an
+/// event loop.
 ///
 /// # Errors
 /// When the system refuses to poll.
 pub fn wait(driver: &mut dyn Driver, most: std::time::Duration) -> std::io::Result<()> {
     for fd in sys::wait_readable(&driver.fds(), most)? {
-        driver.note_readable(fd);
+        driver.on_readable(fd);
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! DPDK as far as every build knows it: without the feature `dpdk` its driver says so instead of opening.
+//! DPDK as far as every build knows it: without the feature `dpdk` its driver says so instead of
+//! opening.
 
 use std::io;
 use std::net::SocketAddr;

@@ -4,15 +4,18 @@
 //! send     message -> fragments -> header, tag -> one burst to the driver
 //! receive  datagram -> association -> replay window -> tag -> (decrypt) -> reassembly -> message
 //! ```
-//! Associations are made on demand when a message is sent to a node (`handshake.rs`); clients are known only
-//! through the associations they made. While a handshake runs, a few messages per peer wait for it.
+//! Associations are made on demand when a message is sent to a node (`handshake.rs`); clients are
+//! known only through the associations they made. While a handshake runs, a few messages per peer
+//! wait for it.
 
 mod backlog;
 mod config;
 mod handshake;
 mod open;
+mod probe;
 mod send;
 mod sizes;
+mod warnings;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -25,7 +28,7 @@ use cyclone_pmem::pool::Pool;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
-use crate::driver::{Driver, DriverStats};
+use crate::driver::{Driver, DriverStats, PeerClass};
 use crate::fragment::{Limits, Outcome, Reassembler};
 use crate::gcm::Gcm;
 use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown, field};
@@ -33,15 +36,19 @@ use crate::replay::Window;
 use crate::stats::PortStats;
 use crate::{Datagram, PacketError};
 pub use config::PortConfig;
+use handshake::Retry;
+pub use probe::ProbeOutcome;
 use sizes::{chunk_of, largest_datagram};
+pub use warnings::{PeerFault, PeerWarning};
 
 /// Datagrams taken per poll.
 const POLL_BURST: usize = 64;
 /// Drivers and peers with smaller datagrams than this are refused, bytes.
 const MIN_DATAGRAM: usize = 512;
-/// How soon a driver is called again that has not sent all it took, and how soon at least if that does not help, µs.
+/// How soon a driver is called again that has not sent all it took, and how soon at least if that
+/// does not help, µs.
 const UNSENT_US: u64 = 100;
-const MOST_UNSENT_US: u64 = 10_000;
+const MAX_UNSENT_US: u64 = 10_000;
 /// How soon to look again for what the driver has left there.
 const UNRECEIVED_US: u64 = 1_000;
 /// How often partial messages are checked for age, µs.
@@ -68,9 +75,11 @@ pub enum Identity {
 /// The other end of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Peer {
-    /// A node, by id; proven by the node key (between nodes) or the client key (seen from a client).
+    /// A node, by id; proven by the node key (between nodes) or the client key (seen from a
+    /// client).
     Node(u64),
-    /// A client, by association id: a client that restarts or was forgotten comes back under another one.
+    /// A client, by association id: a client that restarts or was forgotten comes back under
+    /// another one.
     Client(u64),
 }
 
@@ -128,12 +137,9 @@ struct Assoc {
     used_us: u64,
     /// The peer has shown that it holds the keys.
     confirmed: bool,
-}
-
-struct Retry {
-    next_us: u64,
-    interval_us: u64,
-    give_up_us: u64,
+    /// Where its handshake came from, and what the peer drew when it started.
+    source: SocketAddr,
+    boot: [u8; 16],
 }
 
 /// A node this port talks to.
@@ -148,7 +154,7 @@ struct Node {
     confirm: Option<(u64, [u8; CONFIRM_BYTES], Retry)>,
     queue: VecDeque<Vec<u8>>,
     queue_bytes: usize,
-    heeded_us: Option<u64>,
+    notice_handshake_us: Option<u64>,
 }
 
 /// A handshake datagram or notice about to be sent.
@@ -158,9 +164,12 @@ struct Control {
     bytes: [u8; CONFIRM_BYTES],
 }
 
-/// Messages to and from peers over one driver. Never blocks; not for use by several threads at once.
+/// Messages to and from peers over one driver. Never blocks; not for use by several threads at
+/// once.
 pub struct Port {
     driver: Box<dyn Driver>,
+    /// See [`Driver::needs_authentication`].
+    needs_authentication: bool,
     pool: Pool,
     pool_reserve: usize,
     identity: Identity,
@@ -174,13 +183,17 @@ pub struct Port {
     nodes: BTreeMap<u64, Node>,
     assocs: HashMap<u64, Box<Assoc>, BuildHasherDefault<IdHasher>>,
     clients: usize,
-    /// Associations dropped so early that their Confirm could still be replayed, with the end of that time.
+    /// Associations dropped so early that their Confirm could still be replayed, with the end of
+    /// that time.
     retired: HashMap<u64, u64>,
     reassembler: Reassembler,
     inbox: Vec<(SocketAddr, Payload)>,
     control: Vec<Control>,
     /// Associations to send an empty datagram on.
     greet: Vec<u64>,
+    /// A question whether a node answers at an address, and how the last one ended.
+    probe: Option<probe::Probe>,
+    probed: Option<ProbeOutcome>,
     /// Nodes whose queue can go out.
     ready: Vec<u64>,
     outbox: send::Outbox,
@@ -195,6 +208,7 @@ pub struct Port {
     unsent_wait_us: u64,
     /// When it is to be called again for what it has left there.
     unreceived_us: Option<u64>,
+    warnings: warnings::Warnings,
     stats: PortStats,
 }
 
@@ -245,9 +259,10 @@ impl Port {
         };
         let frames = pool.count() as usize;
         Ok(Port {
-            auth: Authenticator::new(&keys, config.security, &config.boot),
+            auth: Authenticator::new(&keys, config.security, &config.boot, config.cluster),
             reassembler: Reassembler::new(limits, pool.frame_bytes() as usize),
             pool_reserve: (frames / 8).max(2 * POLL_BURST).min(frames / 2),
+            needs_authentication: driver.needs_authentication(),
             driver,
             pool,
             identity: config.identity,
@@ -264,6 +279,8 @@ impl Port {
             inbox: Vec::with_capacity(POLL_BURST),
             control: Vec::new(),
             greet: Vec::new(),
+            probe: None,
+            probed: None,
             ready: Vec::new(),
             outbox: send::Outbox::default(),
             backlog: backlog::Backlog::default(),
@@ -274,12 +291,18 @@ impl Port {
             unsent_us: None,
             unsent_wait_us: UNSENT_US,
             unreceived_us: None,
+            warnings: warnings::Warnings::default(),
             stats,
         })
     }
 
     /// Makes a node known, or changes its address. No datagram is sent before a message is.
     pub fn add_node(&mut self, id: u64, address: SocketAddr) {
+        let known = self.nodes.get(&id).filter(|node| node.configured);
+        if let Some(old) = known.map(|node| node.address).filter(|it| *it != address) {
+            self.driver.forget_node(old);
+        }
+        self.driver.add_node(address);
         let node = self.nodes.entry(id).or_insert_with(|| Node::new(address));
         node.address = address;
         node.configured = true;
@@ -291,20 +314,24 @@ impl Port {
         }
     }
 
-    /// Forgets a node and its associations. It may come back by shaking hands if it holds the node key.
+    /// Forgets a node and its associations. It may come back by shaking hands if it holds the node
+    /// key.
     pub fn remove_node(&mut self, now_us: u64, id: u64) {
         let Some(node) = self.nodes.remove(&id) else {
             return;
         };
+        if node.configured {
+            self.driver.forget_node(node.address);
+        }
         self.stats.queue_dropped += node.queue.len() as u64;
         for assoc in node.assocs {
             self.drop_assoc(now_us, assoc);
         }
     }
 
-    /// Receives a burst of datagrams, appends the messages that became whole to `out`, and does what is due.
-    /// Returns the number of datagrams taken from the driver: 0 means that nothing more is there now.
-    /// `now_us`: any monotone clock, the same one in every call.
+    /// Receives a burst of datagrams, appends the messages that became whole to `out`, and does
+    /// what is due. Returns the number of datagrams taken from the driver: 0 means that nothing
+    /// more is there now. `now_us`: any monotone clock, the same one in every call.
     ///
     /// # Errors
     /// The driver is unusable.
@@ -314,9 +341,10 @@ impl Port {
         let again = self.driver.has_unreceived();
         self.unreceived_us = again.then_some(now_us + UNRECEIVED_US);
         if !inbox.is_empty() {
-            // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
-            // them, so when few are left messages are copied out and their frames go round again.
-            let low = self.frames_to_spare() == 0;
+            // Frames held elsewhere (in the log, say) must never stop this port from receiving what
+            // would free them, so when few are left messages are copied out and their frames go
+            // round again.
+            let low = self.available_frames() == 0;
             for (from, datagram) in inbox.drain(..) {
                 self.receive(now_us, from, datagram, low, out);
             }
@@ -333,7 +361,8 @@ impl Port {
         received
     }
 
-    /// Blocks until a datagram may be there or the time is over. For hosts without an event loop of their own.
+    /// Blocks until a datagram may be there or the time is over. For hosts without an event loop of
+    /// their own.
     ///
     /// # Errors
     /// When the system refuses to poll.
@@ -342,13 +371,13 @@ impl Port {
     }
 
     /// The host's event loop has seen that one of [`Port::fds`] is readable.
-    pub fn note_readable(&mut self, fd: RawFd) {
-        self.driver.note_readable(fd);
+    pub fn on_readable(&mut self, fd: RawFd) {
+        self.driver.on_readable(fd);
     }
 
-    /// See [`Driver::finds_nothing`].
-    pub fn finds_nothing(&mut self) -> bool {
-        self.driver.finds_nothing()
+    /// See [`Driver::rx_is_empty`].
+    pub fn rx_is_empty(&mut self) -> bool {
+        self.driver.rx_is_empty()
     }
 
     /// Descriptors to wait on.
@@ -368,16 +397,17 @@ impl Port {
         self.driver.local_addr()
     }
 
-    /// Share of the frames that are in use, of those that may be before messages are copied out of theirs; 0 to 1.
+    /// Share of the frames that are in use, of those that may be before messages are copied out of
+    /// theirs; 0 to 1.
     pub fn frames_used(&self) -> f64 {
-        let kept = self.driver.frames_kept() + self.driver.frames_owed();
+        let kept = self.driver.frames_kept() + self.driver.deferred_frames();
         let all = (self.pool.count() as usize).saturating_sub(kept as usize + self.pool_reserve);
-        1.0 - (self.frames_to_spare() as f64 / all.max(1) as f64).min(1.0)
+        1.0 - (self.available_frames() as f64 / all.max(1) as f64).min(1.0)
     }
 
     /// Free frames beyond the reserve and what the driver will want again.
-    fn frames_to_spare(&self) -> usize {
-        let spoken_for = self.pool_reserve + self.driver.frames_owed() as usize;
+    fn available_frames(&self) -> usize {
+        let spoken_for = self.pool_reserve + self.driver.deferred_frames() as usize;
         (self.pool.free() as usize).saturating_sub(spoken_for)
     }
 
@@ -399,9 +429,9 @@ impl Port {
         sizes::chunk_per_frame(&*self.driver, &self.pool)
     }
 
-    /// See [`Driver::set_rest`].
-    pub fn set_rest(&mut self, look_us: Option<u64>) {
-        self.driver.set_rest(look_us);
+    /// See [`Driver::set_idle_poll_interval`].
+    pub fn set_idle_poll_interval(&mut self, look_us: Option<u64>) {
+        self.driver.set_idle_poll_interval(look_us);
     }
 
     /// The longest message, in bytes.
@@ -417,6 +447,22 @@ impl Port {
             associations: self.assocs.len() as u64,
             ..self.stats
         }
+    }
+
+    /// Takes what is to be logged about peers that were refused; rate-limited.
+    pub fn take_warnings(&mut self) -> Vec<PeerWarning> {
+        match self.warnings.is_empty() {
+            true => Vec::new(),
+            false => self.warnings.take(),
+        }
+    }
+
+    /// When a datagram of a node was last received under its keys, on the clock of `now_us`; 0:
+    /// never.
+    pub fn heard_us(&self, id: u64) -> u64 {
+        let assocs = self.nodes.get(&id).map_or(&[][..], |node| &node.assocs);
+        let heard = assocs.iter().filter_map(|id| self.assocs.get(id));
+        heard.map(|assoc| assoc.used_us).max().unwrap_or(0)
     }
 
     /// Whether an association with this peer stands.
@@ -465,7 +511,7 @@ impl Port {
         };
         let Some(assoc) = self.assocs.get_mut(&header.assoc) else {
             self.stats.unknown_association += 1;
-            self.notice(now_us, from, header.assoc);
+            self.send_unknown_notice(now_us, from, header.assoc);
             return;
         };
         if !assoc.window.is_fresh(header.seq) {
@@ -498,6 +544,9 @@ impl Port {
         assoc.window.accept(header.seq);
         assoc.used_us = now_us;
         let peer = assoc.peer;
+        if self.needs_authentication {
+            self.driver.note_authenticated(from, class_of(peer));
+        }
         if !assoc.confirmed {
             assoc.confirmed = true;
             if let Peer::Node(id) = peer
@@ -556,8 +605,9 @@ impl Port {
         out.push(Message { from: peer, body });
     }
 
-    /// Tells the sender of data that its association is not known here: a hint, smaller than what caused it.
-    fn notice(&mut self, now_us: u64, to: SocketAddr, assoc: u64) {
+    /// Tells the sender of data that its association is not known here: a hint, smaller than what
+    /// caused it.
+    fn send_unknown_notice(&mut self, now_us: u64, to: SocketAddr, assoc: u64) {
         // Clients do not accept associations, so a node could do nothing about it.
         if self.identity == Identity::Client {
             return;
@@ -583,6 +633,13 @@ impl Port {
             len: datagram.len(),
             bytes,
         });
+    }
+}
+
+fn class_of(peer: Peer) -> PeerClass {
+    match peer {
+        Peer::Node(_) => PeerClass::Node,
+        Peer::Client(_) => PeerClass::Client,
     }
 }
 

@@ -26,7 +26,8 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Whether `seq` is neither seen nor too old. Changes nothing, so it may be asked before the tag is checked.
+    /// Whether `seq` is neither seen nor too old. Changes nothing, so it may be asked before the
+    /// tag is checked.
     pub fn is_fresh(&self, seq: u64) -> bool {
         if seq >= self.next {
             return seq < MAX_SEQ;
@@ -44,7 +45,8 @@ impl Window {
     pub fn accept(&mut self, seq: u64) {
         debug_assert!(self.is_fresh(seq));
         if seq >= self.next {
-            // The word of the newest number accepted so far is live; those between it and the new one are stale.
+            // The word of the newest number accepted so far is live; those between it and the new
+            // one are stale.
             let live = self.next.saturating_sub(1) / 64;
             let fresh = (seq / 64 - live).min(WORDS as u64);
             for i in 1..=fresh {

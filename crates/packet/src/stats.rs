@@ -24,9 +24,11 @@ pub struct PortStats {
     pub no_association: u64,
     /// Messages dropped on sending or receiving: above the configured maximum.
     pub too_large: u64,
-    /// Datagrams kept for later because the driver's queue was full, or because others wait before them.
+    /// Datagrams kept for later because the driver's queue was full, or because others wait before
+    /// them.
     pub send_deferred: u64,
-    /// Datagrams, and rests of messages, given up because the driver's queue stayed full or too many waited for it.
+    /// Datagrams, and rests of messages, given up because the driver's queue stayed full or too
+    /// many waited for it.
     pub send_dropped: u64,
 
     /// Datagrams that are not ours, cut short, or contradict themselves.
@@ -56,6 +58,12 @@ pub struct PortStats {
     pub wrong_node: u64,
     /// Handshake datagrams of a peer configured with another security mode.
     pub mode_mismatch: u64,
+    /// Handshake datagrams of a peer that speaks another version of the protocol.
+    pub version_mismatch: u64,
+    /// Handshake datagrams of a node of another cluster that holds this one's key.
+    pub cluster_mismatch: u64,
+    /// Times that two processes with one node id were seen.
+    pub duplicate_ids: u64,
     /// Associations refused because too many stand.
     pub associations_refused: u64,
     /// Associations dropped: idle, least recently used, or replaced.
@@ -65,8 +73,8 @@ pub struct PortStats {
     pub partials_dropped: u64,
     /// Payload bytes handed on in the frames they arrived in.
     pub kept_bytes: u64,
-    /// Payload bytes copied so that their frames go round again: few were left, or a fragment filled less
-    /// than half of its frame.
+    /// Payload bytes copied so that their frames go round again: few were left, or a fragment
+    /// filled less than half of its frame.
     pub copied_spare_bytes: u64,
     /// Payload bytes copied to be encrypted or decrypted.
     pub copied_crypt_bytes: u64,
@@ -75,8 +83,9 @@ pub struct PortStats {
     pub associations: u64,
     /// Gauge: messages partly received.
     pub partials: u64,
-    /// Gauge: 1 where the driver receives into memory of its own, because it cannot reach the port's: what is to stay is
-    /// copied. Not among the named ones: it is the host that knows what its memory is.
+    /// Gauge: 1 where the driver receives into memory of its own, because it cannot reach the
+    /// port's: what is to stay is copied. Not among the named ones: it is the host that knows what
+    /// its memory is.
     pub frames_outside: u64,
 }
 
@@ -107,6 +116,9 @@ impl PortStats {
             ("handshake_stale", self.handshake_stale),
             ("wrong_node", self.wrong_node),
             ("mode_mismatch", self.mode_mismatch),
+            ("version_mismatch", self.version_mismatch),
+            ("cluster_mismatch", self.cluster_mismatch),
+            ("duplicate_ids", self.duplicate_ids),
             ("associations_refused", self.associations_refused),
             ("associations_dropped", self.associations_dropped),
             ("partials_dropped", self.partials_dropped),

@@ -26,7 +26,8 @@ pub(crate) fn put_address(
                 },
                 sin_zero: [0; 8],
             };
-            // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in, and exclusively borrowed.
+            // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in, and
+            // exclusively borrowed.
             unsafe { place.cast::<libc::sockaddr_in>().write(sin) };
             size_of::<libc::sockaddr_in>() as libc::socklen_t
         }
@@ -40,7 +41,8 @@ pub(crate) fn put_address(
                 },
                 sin6_scope_id: v6.scope_id(),
             };
-            // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in6, and exclusively borrowed.
+            // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in6, and
+            // exclusively borrowed.
             unsafe { place.cast::<libc::sockaddr_in6>().write(sin6) };
             size_of::<libc::sockaddr_in6>() as libc::socklen_t
         }
@@ -52,13 +54,15 @@ pub(crate) fn get_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr
     let place = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says that it is a sockaddr_in, which fits and has no invalid values.
+            // SAFETY: the family says that it is a sockaddr_in, which fits and has no invalid
+            // values.
             let sin = unsafe { place.cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from(u32::from_be(sin.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that it is a sockaddr_in6, which fits and has no invalid values.
+            // SAFETY: the family says that it is a sockaddr_in6, which fits and has no invalid
+            // values.
             let sin6 = unsafe { place.cast::<libc::sockaddr_in6>().read() };
             let ip = Ipv6Addr::from(sin6.sin6_addr.s6_addr);
             let port = u16::from_be(sin6.sin6_port);
@@ -112,7 +116,8 @@ pub(crate) fn set_buffers(fd: RawFd, bytes: usize) {
     }
 }
 
-/// Ends a connection, or an attempt to make one, whose other side has acknowledged nothing for so long.
+/// Ends a connection, or an attempt to make one, whose other side has acknowledged nothing for so
+/// long.
 pub(crate) fn set_user_timeout(fd: RawFd, ms: i32) -> io::Result<()> {
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
 }
@@ -135,10 +140,11 @@ pub(crate) fn path_payload(to: SocketAddr) -> io::Result<usize> {
     Ok(usize::try_from(mtu).unwrap_or(0).saturating_sub(headers))
 }
 
-/// Descriptors of a burst for recvmmsg or sendmmsg: one message header, address and some slices each.
+/// Descriptors of a burst for recvmmsg or sendmmsg: one message header, address and some slices
+/// each.
 ///
-/// The message headers hold pointers into the two sibling vectors and to the data. They are set anew before
-/// every call and not used after it.
+/// The message headers hold pointers into the two sibling vectors and to the data. They are set
+/// anew before every call and not used after it.
 #[derive(Default)]
 pub(crate) struct Burst {
     headers: Vec<libc::mmsghdr>,
@@ -146,7 +152,8 @@ pub(crate) struct Burst {
     slices: Vec<libc::iovec>,
 }
 
-// SAFETY: the raw pointers are only dereferenced by the system call in the method that has just set them all.
+// SAFETY: the raw pointers are only dereferenced by the system call in the method that has just set
+// them all.
 unsafe impl Send for Burst {}
 
 impl Burst {
@@ -190,8 +197,9 @@ impl Burst {
             header.msg_iovlen = 1;
             header.msg_flags = 0;
         }
-        // SAFETY: the n headers point to addresses and slices in our own vectors, not moved since, and to
-        // buffers exclusively borrowed by the caller's iterator items for 'a, which outlives this call.
+        // SAFETY: the n headers point to addresses and slices in our own vectors, not moved since,
+        // and to buffers exclusively borrowed by the caller's iterator items for 'a, which outlives
+        // this call.
         let rc = unsafe {
             libc::recvmmsg(
                 fd,
@@ -245,8 +253,8 @@ impl Burst {
             header.msg_flags = 0;
             first += datagram.parts.len();
         }
-        // SAFETY: the n headers point to addresses and slices in our own vectors, not moved since, and to
-        // parts borrowed by the caller, which sendmmsg only reads.
+        // SAFETY: the n headers point to addresses and slices in our own vectors, not moved since,
+        // and to parts borrowed by the caller, which sendmmsg only reads.
         let rc = unsafe {
             libc::sendmmsg(
                 fd,
@@ -263,7 +271,8 @@ impl Burst {
     }
 }
 
-/// Blocks until one of the descriptors is readable or the time is over; an interruption counts as the latter. Answers those that are.
+/// Blocks until one of the descriptors is readable or the time is over; an interruption counts as
+/// the latter. Answers those that are.
 pub(crate) fn wait_readable(
     fds: &[std::os::fd::RawFd],
     most: std::time::Duration,

@@ -1,12 +1,17 @@
 //! Datagrams over TCP connections: the baseline the paper starts from. //= cyclone §6.1
 //!
-//! Each datagram is preceded by its length, u32 little-endian. Connections are made on demand by whoever
-//! sends first; an accepted connection is known by its remote address. A connection that fails loses what
-//! was queued on it, as a network may. Copies on both sides; bounded buffers; never blocks.
+//! Each datagram is preceded by its length, u32 little-endian. Connections are made on demand by
+//! whoever sends first; an accepted connection is known by its remote address. A connection that
+//! fails loses what was queued on it, as a network may. Copies on both sides; bounded buffers;
+//! never blocks.
+//!
+//! Anybody can connect. Connections of peers that have not been authenticated have a bound of their
+//! own and push out only each other; nodes and clients keep their places however many strangers
+//! come.
 
 mod input;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -15,7 +20,7 @@ use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::Pool;
 
 use self::input::{Input, Spares};
-use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
+use crate::driver::{Datagram, Driver, DriverStats, HEADROOM, PeerClass};
 use crate::sys;
 
 /// Beyond this nothing more is read from a connection before what was is taken in, bytes.
@@ -30,7 +35,8 @@ pub struct TcpOptions {
     pub max_datagram: usize,
     /// Bytes queued per connection before datagrams are dropped.
     pub queue_bytes: usize,
-    /// Connections, accepted and made, at most.
+    /// Connections, accepted and made, at most. A quarter of them may be of peers that have not
+    /// been authenticated.
     pub max_connections: usize,
     /// Datagrams per system call at most; 1 for measuring what more are worth.
     pub burst: usize,
@@ -47,6 +53,12 @@ impl Default for TcpOptions {
     }
 }
 
+impl TcpOptions {
+    fn max_unauthenticated(&self) -> usize {
+        (self.max_connections / 4).max(1)
+    }
+}
+
 struct Connection {
     stream: TcpStream,
     token: u64,
@@ -58,8 +70,7 @@ struct Connection {
     input: Input,
     /// Order of last use, for eviction.
     used: u64,
-    /// Something was sent on it: to a peer, or at least to somebody who was answered.
-    is_answered: bool,
+    class: PeerClass,
 }
 
 /// A listening socket and its connections as a [`Driver`].
@@ -70,6 +81,10 @@ pub struct TcpDriver {
     options: TcpOptions,
     connections: HashMap<SocketAddr, Connection>,
     by_token: HashMap<u64, SocketAddr>,
+    /// Addresses of nodes that the port may contact by itself.
+    nodes: HashSet<SocketAddr>,
+    /// How many connections there are of each class.
+    counts: [usize; 3],
     /// Buffers to read into.
     spares: Spares,
     /// Connections whose input may still hold whole datagrams.
@@ -112,6 +127,8 @@ impl TcpDriver {
             options,
             connections: HashMap::new(),
             by_token: HashMap::new(),
+            nodes: HashSet::new(),
+            counts: [0; 3],
             spares: Spares::default(),
             backlog: Vec::new(),
             next_token: LISTENER + 1,
@@ -147,7 +164,37 @@ impl TcpDriver {
         // Closing the descriptor takes it out of the epoll set.
         if let Some(connection) = self.connections.remove(&address) {
             self.by_token.remove(&connection.token);
+            self.counts[connection.class as usize] -= 1;
             self.stats.connections_dropped += 1;
+        }
+    }
+
+    /// Makes room for a connection of a class. The unauthenticated ones, which anybody can make,
+    /// push out only each other; of the rest the class that has proven less goes first, and of one
+    /// class who was not heard for longest.
+    fn make_room(&mut self, class: PeerClass) {
+        let unauthenticated = self.counts[PeerClass::Unauthenticated as usize];
+        let has_too_many = unauthenticated >= self.options.max_unauthenticated();
+        let most = match class {
+            PeerClass::Unauthenticated if has_too_many => PeerClass::Unauthenticated,
+            _ if self.connections.len() < self.options.max_connections => return,
+            PeerClass::Unauthenticated if unauthenticated > 0 => PeerClass::Unauthenticated,
+            _ => PeerClass::Node,
+        };
+        let candidates = self.connections.iter().filter(|(_, c)| c.class <= most);
+        let oldest = candidates.min_by_key(|(_, c)| (c.class, c.used));
+        if let Some(address) = oldest.map(|(address, _)| *address) {
+            self.drop_connection(address);
+        }
+    }
+
+    fn set_class(&mut self, address: SocketAddr, class: PeerClass) {
+        if let Some(connection) = self.connections.get_mut(&address)
+            && connection.class != class
+        {
+            self.counts[connection.class as usize] -= 1;
+            self.counts[class as usize] += 1;
+            connection.class = class;
         }
     }
 
@@ -157,19 +204,15 @@ impl TcpDriver {
         stream: TcpStream,
         connecting: bool,
     ) -> io::Result<()> {
-        if self.connections.len() >= self.options.max_connections
-            && let Some(oldest) = self
-                .connections
-                .iter()
-                // Whoever only connects takes no peer's place.
-                .min_by_key(|(_, c)| (c.is_answered, c.used))
-                .map(|(address, _)| *address)
-        {
-            self.drop_connection(oldest);
-        }
+        let class = match self.nodes.contains(&address) {
+            true => PeerClass::Node,
+            false => PeerClass::Unauthenticated,
+        };
+        self.make_room(class);
         // Latency matters more than packet count; a socket that refuses an option still works.
         let _ = stream.set_nodelay(true);
-        // The kernel would try a peer that was away for a minute after ever longer times, up to two minutes.
+        // The kernel would try a peer that was away for a minute after ever longer times, up to two
+        // minutes.
         let _ = sys::set_user_timeout(stream.as_raw_fd(), SILENCE_MS);
         let token = self.next_token;
         self.next_token += 1;
@@ -185,16 +228,18 @@ impl TcpDriver {
             output_at: 0,
             input: Input::default(),
             used: self.clock,
-            is_answered: connecting,
+            class,
         };
+        self.counts[class as usize] += 1;
         if let Some(old) = self.connections.insert(address, fresh) {
             self.by_token.remove(&old.token);
+            self.counts[old.class as usize] -= 1;
         }
         Ok(())
     }
 
     /// Queues datagrams and writes each connection's at once.
-    fn send_together(&mut self, datagrams: &[Datagram<'_>]) {
+    fn queue_and_flush(&mut self, datagrams: &[Datagram<'_>]) {
         let mut touched: Vec<SocketAddr> = Vec::new();
         for datagram in datagrams {
             let to = datagram.to;
@@ -220,7 +265,6 @@ impl TcpDriver {
             }
             self.clock += 1;
             c.used = self.clock;
-            c.is_answered = true;
             c.output.extend_from_slice(&(len as u32).to_le_bytes());
             for part in datagram.parts {
                 c.output.extend_from_slice(part);
@@ -396,7 +440,7 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 impl Driver for TcpDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         for burst in datagrams.chunks(self.options.burst.max(1)) {
-            self.send_together(burst);
+            self.queue_and_flush(burst);
         }
         Ok(datagrams.len())
     }
@@ -459,7 +503,8 @@ impl Driver for TcpDriver {
                 self.drop_connection(address);
             }
         }
-        // What a connection still has, of a datagram that is not whole yet, or connections beyond these.
+        // What a connection still has, of a datagram that is not whole yet, or connections beyond
+        // these.
         let may_have_more = n > 0 && out.len() == before;
         self.has_unreceived = may_have_more || !self.backlog.is_empty();
         Ok(out.len() - before)
@@ -475,6 +520,28 @@ impl Driver for TcpDriver {
 
     fn max_datagram(&self) -> usize {
         self.options.max_datagram
+    }
+
+    fn needs_authentication(&self) -> bool {
+        true
+    }
+
+    fn note_authenticated(&mut self, from: SocketAddr, class: PeerClass) {
+        let known = self.connections.get(&from).map(|it| it.class);
+        if known.is_some_and(|known| known < class) {
+            self.set_class(from, class);
+        }
+    }
+
+    fn add_node(&mut self, address: SocketAddr) {
+        self.nodes.insert(address);
+        self.set_class(address, PeerClass::Node);
+    }
+
+    fn forget_node(&mut self, address: SocketAddr) {
+        if self.nodes.remove(&address) {
+            self.set_class(address, PeerClass::Unauthenticated);
+        }
     }
 
     fn describe(&self) -> String {

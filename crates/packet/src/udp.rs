@@ -155,7 +155,8 @@ impl Driver for UdpDriver {
                         return Ok(done);
                     }
                     Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => return Err(e),
-                    // About the first datagram only (no route, too large for the interface...): it is lost.
+                    // About the first datagram only (no route, too large for the interface...): it
+                    // is lost.
                     _ => {
                         self.stats.send_errors += 1;
                         done += 1;

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use cyclone_packet::{Faults, MemNet, Peer, PortConfig, Security};
+use cyclone_packet::{Faults, MemNet, Peer, Port, PortConfig, ProbeOutcome, Security};
 
 #[test]
 fn the_first_message_waits_for_the_handshake_and_arrives() {
@@ -247,8 +247,8 @@ fn captured_assoc(net: &MemNet, from: u16) -> Option<u64> {
     Some(u64::from_le_bytes(id))
 }
 
-/// Whoever sees which associations messages go on can name them in notices, again and again: more handshakes than the other side keeps
-/// associations for.
+/// Whoever sees which associations messages go on can name them in notices, again and again: more
+/// handshakes than the other side keeps associations for.
 #[test]
 fn forged_notices_again_and_again_cost_no_message() {
     for is_client in [false, true] {
@@ -380,4 +380,72 @@ fn ports_of_another_mode_or_key_or_id_get_nowhere() {
         (2, 1, 2)
     );
     assert_eq!(stats.associations, 0);
+}
+
+/// The outcome of a probe, and how long it took.
+fn probed(a: &mut Port, others: &mut [&mut Port], from_us: u64) -> (ProbeOutcome, u64) {
+    let mut now_us = from_us;
+    loop {
+        poll(a, now_us);
+        for other in others.iter_mut() {
+            poll(other, now_us);
+        }
+        if let Some(outcome) = a.take_probe_outcome() {
+            return (outcome, now_us - from_us);
+        }
+        now_us += 1_000;
+        assert!(now_us < from_us + 10_000_000, "no outcome");
+    }
+}
+
+#[test]
+fn probe_is_answered_by_the_node_of_that_id_and_key_only() {
+    for security in [Security::Off, Security::Authenticated, Security::Encrypted] {
+        let (net, mut a, mut b) = pair(Faults::default(), security);
+        let secured = |config| PortConfig { security, ..config };
+        let mut third = port(&net, 3, secured(node_config(3, 3)));
+        let mut foreign = secured(node_config(4, 4));
+        foreign.keys.node = Some([1; 32]);
+        let mut foreign = port(&net, 4, foreign);
+        let before = (a.stats().associations_made, b.stats().associations_made);
+        for (id, at, answers) in [
+            (2, 2, true),
+            // Node 3 is known to nobody, and answers where it is.
+            (3, 3, true),
+            (2, 3, false),
+            (3, 2, false),
+            (2, 9, false),
+            (4, 4, false),
+        ] {
+            assert!(a.probe(0, id, address(at)));
+            let others = &mut [&mut b, &mut third, &mut foreign];
+            let (outcome, took_us) = probed(&mut a, others, 0);
+            let expected = ProbeOutcome {
+                id,
+                address: address(at),
+                answered: answers,
+            };
+            assert_eq!(outcome, expected, "{security:?}");
+            assert!(took_us <= 1_001_000, "{took_us}");
+        }
+        let after = (a.stats().associations_made, b.stats().associations_made);
+        assert_eq!(after, before, "nothing is made");
+        // Messages go where they went.
+        send(&mut a, 5_000_000, Peer::Node(2), b"as ever");
+        assert_eq!(bodies(&settle(5_000_000, &mut a, &mut b).1), [b"as ever"]);
+    }
+}
+
+#[test]
+fn probe_survives_loss() {
+    let faults = Faults {
+        loss: 0.4,
+        ..Faults::default()
+    };
+    let (_net, mut a, mut b) = pair(faults, Security::Authenticated);
+    for round in 0..20 {
+        let from_us = round * 10_000_000;
+        assert!(a.probe(from_us, 2, address(2)));
+        assert!(probed(&mut a, &mut [&mut b], from_us).0.answered, "{round}");
+    }
 }

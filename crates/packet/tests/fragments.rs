@@ -1,5 +1,6 @@
-//! Fragments that do not fit together: cut short, overlapping, doubled, in a circle, of messages that contradict each
-//! other. Whatever comes, nothing breaks, memory stays bounded, and what is delivered is what was said.
+//! Fragments that do not fit together: cut short, overlapping, doubled, in a circle, of messages
+//! that contradict each other. Whatever comes, nothing breaks, memory stays bounded, and what is
+//! delivered is what was said.
 
 mod common;
 use std::io::Write;
@@ -125,7 +126,8 @@ proptest! {
         prop_assert_eq!(pool.free(), pool.count());
     }
 
-    /// The same by a whole port, without tags in the way: what a peer sends is damaged, doubled and put together anew.
+    /// The same by a whole port, without tags in the way: what a peer sends is damaged, doubled and
+    /// put together anew.
     #[test]
     fn any_datagrams_of_a_known_peer_are_survived(
         changes in prop::collection::vec((any::<u16>(), 0usize..48, any::<u8>(), 0usize..1500, 0u8..4), 1..80),
@@ -177,8 +179,8 @@ proptest! {
     // Each opens real connections.
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(16), ..ProptestConfig::default() })]
 
-    /// The TCP driver: streams of any bytes, in any pieces. They become datagrams or end the connection, which does not
-    /// hold up the others.
+    /// The TCP driver: streams of any bytes, in any pieces. They become datagrams or end the
+    /// connection, which does not hold up the others.
     #[test]
     fn any_stream_is_cut_into_datagrams_or_closed(
         pieces in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..200), 0u32..3000, any::<bool>()), 1..12),

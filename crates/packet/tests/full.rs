@@ -48,7 +48,7 @@ impl Driver for Narrow {
         &self.2
     }
 
-    fn has_queues_apart(&self) -> bool {
+    fn is_multiqueue(&self) -> bool {
         self.1.lock().unwrap().shut.is_some()
     }
 

@@ -1,5 +1,6 @@
-//! Whoever holds a client's key begins as many messages as it can and ends none: what they take, as the reassembly counts it
-//! and as the allocator does, stays within the bound. Messages of others pass meanwhile.
+//! Whoever holds a client's key begins as many messages as it can and ends none: what they take, as
+//! the reassembly counts it and as the allocator does, stays within the bound. Messages of others
+//! pass meanwhile.
 
 mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -156,7 +157,8 @@ fn client(net: &MemNet, server: &mut Port, number: u16) -> (SocketAddr, u64) {
     (at, header.assoc)
 }
 
-/// By a whole port, over many associations. Without tags, since it is about those who could make them.
+/// By a whole port, over many associations. Without tags, since it is about those who could make
+/// them.
 #[test]
 fn a_server_that_clients_flood_with_beginnings() {
     const CLIENTS: u16 = 400;

@@ -1,4 +1,5 @@
-//! A million messages over a bad network, kept and let go as a log does it, with restarts: not one frame is lost.
+//! A million messages over a bad network, kept and let go as a log does it, with restarts: not one
+//! frame is lost.
 //!
 //! `CYCLONE_SEED=n` repeats a run, `CYCLONE_OPERATIONS=n` makes it longer or shorter.
 
@@ -109,7 +110,8 @@ impl Machine {
         }
     }
 
-    /// With an empty log, nothing under way and half-received messages too old, all frames are free while the port lives.
+    /// With an empty log, nothing under way and half-received messages too old, all frames are free
+    /// while the port lives.
     fn settle(&mut self, now_us: u64) {
         self.log.clear();
         let port = self.port.as_mut().expect("it runs");
@@ -190,7 +192,8 @@ fn a_million_messages_leave_every_frame_free() {
         if operation % 4 == 0 {
             machines[random.next(3) as usize].poll(now_us);
         }
-        // Half of them are a port's reserve: with so few left it copies messages out of their frames.
+        // Half of them are a port's reserve: with so few left it copies messages out of their
+        // frames.
         short += u64::from(machines[at].pool.free() < FRAMES as u32 * 5 / 8);
     }
     net.set_faults(Faults::default());

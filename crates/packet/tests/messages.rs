@@ -203,8 +203,8 @@ fn bad_network(seed: u64, security: Security, faults: Faults) {
 
 #[test]
 fn held_frames_never_stop_a_port_from_receiving() {
-    // A log that keeps every frame it is given would starve the receiver of the very acknowledgements
-    // that let it be trimmed.
+    // A log that keeps every frame it is given would starve the receiver of the very
+    // acknowledgements that let it be trimmed.
     let net = MemNet::new(1, Faults::default());
     let mut a = port(&net, 1, node_config(1, 1));
     let driver = Box::new(net.driver(address(2), 1500));

@@ -1,5 +1,6 @@
-//! Datagrams that lie in several pieces, as jumbo packets do: cut anywhere, changed anywhere, fragments mixed up, twice,
-//! overlapping, contradicting each other. Messages arrive whole or not at all, and frames come back.
+//! Datagrams that lie in several pieces, as jumbo packets do: cut anywhere, changed anywhere,
+//! fragments mixed up, twice, overlapping, contradicting each other. Messages arrive whole or not
+//! at all, and frames come back.
 //!
 //! `CYCLONE_SEED` repeats a run.
 
@@ -22,7 +23,8 @@ const JUMBO: usize = 9000;
 
 type Wire = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// One end of a wire that carries jumbo datagrams in frames of 2 KiB, the first piece of each of any length from 512 on.
+/// One end of a wire that carries jumbo datagrams in frames of 2 KiB, the first piece of each of
+/// any length from 512 on.
 struct Scatter {
     at: SocketAddr,
     peer: SocketAddr,
@@ -86,7 +88,7 @@ impl Driver for Scatter {
         JUMBO
     }
 
-    fn scatters(&self) -> Option<usize> {
+    fn supports_multi_slice(&self) -> Option<usize> {
         Some(512)
     }
 
@@ -199,7 +201,8 @@ fn fragments_that_lie_neither_panic_nor_stay() {
                 3 => copy[20 + draw(&mut random) % 3] ^= 1 << (draw(&mut random) % 8),
                 4 => copy.truncate(draw(&mut random) % copy.len().max(1)),
                 _ => {
-                    // A number far ahead would make all that follow too old, as without tags it must.
+                    // A number far ahead would make all that follow too old, as without tags it
+                    // must.
                     let at = [0, 1, 2, 3, 20, 21, 22, 23, 24, 25, 26, 31, 32, 47];
                     let at = at[draw(&mut random) % at.len()];
                     copy[at] = draw(&mut random) as u8;

@@ -2,6 +2,7 @@
 
 mod common;
 use std::collections::HashSet;
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -256,6 +257,71 @@ fn strangers_that_only_connect_take_no_peer_s_place() {
     assert!(server.driver_stats().connections_dropped >= 4);
 }
 
+/// Strangers draw notices and challenges, so they are answered as peers are; they had the same rank
+/// for that.
+#[test]
+fn unauthenticated_connections_push_no_authenticated_peer_out() {
+    let clock = Clock(Instant::now());
+    let frames = || pool(2048, 2048);
+    let options = TcpOptions {
+        max_connections: 8,
+        ..TcpOptions::default()
+    };
+    let ours = frames();
+    let driver = TcpDriver::bind(loopback(), &ours, options).unwrap();
+    let at = driver.local_addr();
+    let mut server = Port::new(Box::new(driver), ours, node_config(1, 1)).unwrap();
+    let mut client = make(DRIVERS[1].1, 2048, client_config(2));
+    client.add_node(1, at);
+    let mut node = make(DRIVERS[1].1, 2048, node_config(2, 3));
+    node.add_node(1, at);
+    server.add_node(2, node.local_addr());
+    send(&mut client, clock.now_us(), Peer::Node(1), b"of a client");
+    let whose = wait(&clock, &mut server, &mut client, 1)[0].from;
+    send(&mut node, clock.now_us(), Peer::Node(1), b"of a node");
+    wait(&clock, &mut server, &mut node, 1);
+    send(&mut server, clock.now_us(), Peer::Node(2), b"to the node");
+    wait(&clock, &mut node, &mut server, 1);
+    let mut strangers = Vec::new();
+    for number in 0..20u8 {
+        // Data of an association that nobody has draws a notice.
+        let mut datagram = [0; 4 + 48];
+        datagram[0] = 48;
+        datagram[4..6].copy_from_slice(&[0xC9, 4]);
+        datagram[8] = number;
+        let mut stranger = std::net::TcpStream::connect(at).unwrap();
+        stranger.write_all(&datagram).unwrap();
+        stranger.set_nonblocking(true).unwrap();
+        let (since, mut notice) = (Instant::now(), [0; 16]);
+        while stranger.read(&mut notice).is_err() {
+            assert!(since.elapsed() < Duration::from_secs(5), "no notice");
+            assert!(poll(&mut server, clock.now_us()).is_empty());
+        }
+        assert_eq!(notice[4..6], [0xC9, 6]);
+        strangers.push(stranger);
+    }
+    // Neither the client nor the node connects again: the server's own answers find them where they
+    // were.
+    let before = server.stats();
+    send(&mut server, clock.now_us(), whose, b"to the client");
+    let got = wait(&clock, &mut client, &mut server, 1);
+    assert_eq!(bodies(&got), [b"to the client"]);
+    let dropped = (client.driver_stats(), node.driver_stats());
+    assert_eq!(
+        (dropped.0.connections_dropped, dropped.1.connections_dropped),
+        (0, 0)
+    );
+    send(&mut node, clock.now_us(), Peer::Node(1), b"again");
+    wait(&clock, &mut server, &mut node, 1);
+    assert_eq!(
+        server.stats().associations_made,
+        before.associations_made,
+        "nobody had to shake hands again"
+    );
+    // The strangers pushed out each other.
+    assert!(server.driver_stats().connections_dropped >= 10);
+}
+
 #[test]
 fn datagrams_longer_than_a_frame_are_counted() {
     let bind = DRIVERS[0].1;
@@ -271,8 +337,9 @@ fn datagrams_longer_than_a_frame_are_counted() {
     }
 }
 
-/// Prints what a small message costs beside the system calls: `cargo test --release -- --ignored --nocapture cost`.
-/// A descriptor tells of what has arrived once. What could not be taken then, because all frames were elsewhere, is looked for again.
+/// Prints what a small message costs beside the system calls: `cargo test --release -- --ignored
+/// --nocapture cost`. A descriptor tells of what has arrived once. What could not be taken then,
+/// because all frames were elsewhere, is looked for again.
 #[test]
 fn what_found_no_frame_is_asked_for_again() {
     for (name, bind) in DRIVERS {

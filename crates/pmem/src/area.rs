@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::flush;
 use crate::region::Mapping;
 
-/// Exclusive bytes of a region. Each byte of a region belongs to at most one area, so that the borrow rules
-/// hold: writing takes `&mut self`.
+/// Exclusive bytes of a region. Each byte of a region belongs to at most one area, so that the
+/// borrow rules hold: writing takes `&mut self`.
 ///
-/// Every method panics when its range leaves the area: offsets come from the program, never from outside.
+/// Every method panics when its range leaves the area: offsets come from the program, never from
+/// outside.
 pub struct Area {
     mapping: Arc<Mapping>,
     base: u64,
@@ -62,13 +63,15 @@ impl Area {
     #[inline]
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
-        // SAFETY: the range is mapped and `&mut self` excludes other views; `bytes` cannot overlap it for that reason.
+        // SAFETY: the range is mapped and `&mut self` excludes other views; `bytes` cannot overlap
+        // it for that reason.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer(offset), bytes.len()) }
         self.mapping
             .note_write(self.base + offset, bytes.len() as u64);
     }
 
-    /// Stores bytes past the caches: durable after [`Area::fence`] alone. For copies that are not read soon.
+    /// Stores bytes past the caches: durable after [`Area::fence`] alone. For copies that are not
+    /// read soon.
     #[inline]
     pub fn write_streaming(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
@@ -90,8 +93,8 @@ impl Area {
     fn word(&self, offset: u64) -> &AtomicU64 {
         self.check(offset, 8);
         assert!(offset.is_multiple_of(8), "word at {offset}");
-        // SAFETY: mapped, 8-byte aligned (areas begin on cache lines), and only accessed atomically through here or
-        // exclusively through `&mut self`.
+        // SAFETY: mapped, 8-byte aligned (areas begin on cache lines), and only accessed atomically
+        // through here or exclusively through `&mut self`.
         unsafe { AtomicU64::from_ptr(self.pointer(offset).cast()) }
     }
 
@@ -174,7 +177,8 @@ impl Area {
         )
     }
 
-    /// A part that is about to be written to without further notes, until [`Area::note_external_write`].
+    /// A part that is about to be written to without further notes, until
+    /// [`Area::note_external_write`].
     #[inline]
     pub(crate) fn note_lent(&self, offset: u64, len: u64) {
         self.mapping.note_lent(self.base + offset, len);

@@ -1,10 +1,10 @@
 //! What memory may hold after a crash.
 //!
-//! The tracker sees every store, flush and fence. A store that was not flushed and fenced may be lost, or may have
-//! reached memory on its own: each aligned 8-byte word of such a line holds, independently, any value that
-//! it had between what is known durable and the newest store. That is weaker than what CPUs do, so code that survives
-//! here survives there, with one exception: on a real CPU a fence waits for its own thread's flushes only, while here it
-//! waits for everybody's.
+//! The tracker sees every store, flush and fence. A store that was not flushed and fenced may be
+//! lost, or may have reached memory on its own: each aligned 8-byte word of such a line holds,
+//! independently, any value that it had between what is known durable and the newest store. That is
+//! weaker than what CPUs do, so code that survives here survives there, with one exception: on a
+//! real CPU a fence waits for its own thread's flushes only, while here it waits for everybody's.
 
 mod line;
 
@@ -32,12 +32,13 @@ struct State {
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
     recent: VecDeque<u32>,
-    /// Per page of memory: whether it may hold something else than is durable. All others need not be looked at when the memory is
-    /// handed to its next user.
+    /// Per page of memory: whether it may hold something else than is durable. All others need not
+    /// be looked at when the memory is handed to its next user.
     touched: Vec<bool>,
     events: u64,
     stop_after: Option<u64>,
-    /// Fences of at least so many lines, of which so many still take effect before the power fails right before one.
+    /// Fences of at least so many lines, of which so many still take effect before the power fails
+    /// right before one.
     fences_left: Option<(usize, u64)>,
     in_use: bool,
 }
@@ -90,7 +91,8 @@ impl State {
         }
     }
 
-    /// Where a crash leaves something else than the durable value, and what, each open word decided by `choose(ways)`.
+    /// Where a crash leaves something else than the durable value, and what, each open word decided
+    /// by `choose(ways)`.
     fn chosen(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<(usize, Vec<u8>)> {
         let mut kept = Vec::new();
         for (at, values) in self.words() {
@@ -283,8 +285,8 @@ pub enum Outcome {
     Newest,
     /// Each aligned word on its own, decided by a seed.
     Words(u64),
-    /// Each line whole, decided by a seed: where much must have happened for something to show, word by word it hardly
-    /// ever does.
+    /// Each line whole, decided by a seed: where much must have happened for something to show,
+    /// word by word it hardly ever does.
     Lines(u64),
 }
 
@@ -301,18 +303,20 @@ impl CrashSim {
         lock(&self.state).events
     }
 
-    /// Crashes after the given number of events: later stores, flushes and fences do not reach memory.
+    /// Crashes after the given number of events: later stores, flushes and fences do not reach
+    /// memory.
     pub fn crash_after(&self, events: u64) {
         lock(&self.state).stop_after = Some(events);
     }
 
-    /// Crashes right before a fence, when most is open; only fences that wait for at least `lines` lines count, and
-    /// `fences` of them still take effect.
+    /// Crashes right before a fence, when most is open; only fences that wait for at least `lines`
+    /// lines count, and `fences` of them still take effect.
     pub fn crash_before_fence(&self, lines: usize, fences: u64) {
         lock(&self.state).fences_left = Some((lines, fences));
     }
 
-    /// Whether something was stored, flushed or fenced after the crash set by [`CrashSim::crash_after`] or
+    /// Whether something was stored, flushed or fenced after the crash set by
+    /// [`CrashSim::crash_after`] or
     /// [`CrashSim::crash_before_fence`].
     pub fn has_crashed(&self) -> bool {
         let state = lock(&self.state);
@@ -334,7 +338,8 @@ impl CrashSim {
         lines.collect()
     }
 
-    /// Words whose content after a crash is open, by offset, with the number of values each may hold.
+    /// Words whose content after a crash is open, by offset, with the number of values each may
+    /// hold.
     pub fn open_words(&self) -> Vec<(u64, usize)> {
         let words = lock(&self.state).words().into_iter();
         words.map(|(at, values)| (at, values.len() + 1)).collect()
@@ -350,8 +355,8 @@ impl CrashSim {
             })
     }
 
-    /// The memory after a crash, each open word decided by `choose(ways)`, which answers less than `ways`: 0 is the
-    /// durable value, `ways - 1` the newest.
+    /// The memory after a crash, each open word decided by `choose(ways)`, which answers less than
+    /// `ways`: 0 is the durable value, `ways - 1` the newest.
     pub fn image(&self, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = lock(&self.state);
         let mut image = sparse_copy(&state.durable);
@@ -367,7 +372,8 @@ impl CrashSim {
         self.image(|ways| (split_mix(&mut state) % ways as u64) as usize)
     }
 
-    /// Crashes: what is open is decided as `outcome` says, and the memory waits for its next user, whom
+    /// Crashes: what is open is decided as `outcome` says, and the memory waits for its next user,
+    /// whom
     /// [`Region::after_crash`](crate::Region::after_crash) lets in.
     ///
     /// # Panics

@@ -1,4 +1,5 @@
-//! Getting stores out of the CPU's caches: flush writes lines back, fence waits until they have arrived.
+//! Getting stores out of the CPU's caches: flush writes lines back, fence waits until they have
+//! arrived.
 
 use std::arch::asm;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -68,15 +69,18 @@ impl Method {
         match self {
             Method::Nothing => {}
             Method::Clwb => each_line(first, end, |line| {
-                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the
+                // caller's bytes.
                 unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) }
             }),
             Method::ClflushOpt => each_line(first, end, |line| {
-                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the
+                // caller's bytes.
                 unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) }
             }),
             Method::Clflush => each_line(first, end, |line| {
-                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the
+                // caller's bytes.
                 unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) }
             }),
         }
@@ -92,7 +96,8 @@ fn each_line(first: usize, end: usize, flush: impl Fn(usize)) {
     }
 }
 
-/// Waits until every flush and streaming store before it has arrived, and keeps later stores behind.
+/// Waits until every flush and streaming store before it has arrived, and keeps later stores
+/// behind.
 #[inline]
 pub(crate) fn fence() {
     // SAFETY: sfence has no operands and is part of every x86-64 CPU.
@@ -115,8 +120,9 @@ pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8], method: Method) {
     let head = head.min(from.len());
     let blocks = (from.len() - head) / 16;
     let tail = head + blocks * 16;
-    // SAFETY: all three parts lie within the destination, which the caller vouches for; the blocks are 16-byte
-    // aligned there by the choice of `head`, and unaligned loads are used on the source.
+    // SAFETY: all three parts lie within the destination, which the caller vouches for; the blocks
+    // are 16-byte aligned there by the choice of `head`, and unaligned loads are used on the
+    // source.
     unsafe {
         std::ptr::copy_nonoverlapping(from.as_ptr(), to, head);
         for block in 0..blocks {
@@ -130,8 +136,8 @@ pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8], method: Method) {
     }
 }
 
-/// Stores zeros past the caches; whole lines of them need only a fence, `method` sees to the rest. Aligned words are
-/// stored whole, in no order.
+/// Stores zeros past the caches; whole lines of them need only a fence, `method` sees to the rest.
+/// Aligned words are stored whole, in no order.
 ///
 /// # Safety
 /// `to..to + len` is mapped and writable.
@@ -140,7 +146,8 @@ pub(crate) unsafe fn zero_streaming(to: *mut u8, len: usize, method: Method) {
     let head = head.min(len);
     let lines = (len - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
-    // SAFETY: all three parts lie within what the caller vouches for, and the lines of the middle one are whole.
+    // SAFETY: all three parts lie within what the caller vouches for, and the lines of the middle
+    // one are whole.
     unsafe {
         each_byte(to, head);
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -154,8 +161,9 @@ pub(crate) unsafe fn zero_streaming(to: *mut u8, len: usize, method: Method) {
     }
 }
 
-// The lines' stores are hidden from the compiler, as a device's would be. Vectors that are aligned to their size are not
-// stored in parts smaller than a word, so that others who look at the same time see old words or new ones.
+// The lines' stores are hidden from the compiler, as a device's would be. Vectors that are aligned
+// to their size are not stored in parts smaller than a word, so that others who look at the same
+// time see old words or new ones.
 
 /// Zeroes lines with one store each.
 ///

@@ -63,8 +63,9 @@ impl Deref for FrameMut {
     #[inline]
     fn deref(&self) -> &[u8] {
         let inner = self.inner();
-        // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's memory is
-        // initialised (mapped pages), and while the state is WRITING nobody else reads or writes these bytes.
+        // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's
+        // memory is initialised (mapped pages), and while the state is WRITING nobody else reads or
+        // writes these bytes.
         unsafe {
             std::slice::from_raw_parts(inner.address(self.number), inner.frame_bytes as usize)
         }
@@ -198,7 +199,8 @@ impl Drop for Frame {
             if last_claim {
                 inner.claimed.fetch_sub(1, Ordering::Relaxed);
             }
-            // The last reader sees all others' reads done before the memory goes to the next writer.
+            // The last reader sees all others' reads done before the memory goes to the next
+            // writer.
             let to = if seen == 1 { LISTED } else { seen - 1 };
             match state.compare_exchange_weak(seen, to, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
@@ -221,8 +223,8 @@ impl Deref for Frame {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes lie within the frame (checked where the part was made), and while readers exist nobody
-        // writes them.
+        // SAFETY: the bytes lie within the frame (checked where the part was made), and while
+        // readers exist nobody writes them.
         unsafe {
             std::slice::from_raw_parts(
                 self.inner().address(self.number).add(self.offset as usize),

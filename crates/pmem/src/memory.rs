@@ -53,7 +53,8 @@ impl Memory {
     /// Nobody uses the memory meanwhile.
     pub(crate) unsafe fn assign(&self, image: &[u8], touched: &[bool]) {
         assert_eq!(image.len(), self.len);
-        // SAFETY: mapped for reading and writing as long as `self` lives, and the caller keeps everybody else away.
+        // SAFETY: mapped for reading and writing as long as `self` lives, and the caller keeps
+        // everybody else away.
         let bytes = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
         let pages = bytes.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES));
         for ((place, page), _) in pages.zip(touched).filter(|(_, touched)| **touched) {

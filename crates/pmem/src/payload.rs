@@ -1,4 +1,5 @@
-//! Ropes: a message's or an entry's bytes, scattered over frames and heap buffers, passed on without copying.
+//! Ropes: a message's or an entry's bytes, scattered over frames and heap buffers, passed on
+//! without copying.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,7 +58,8 @@ impl Segment {
     }
 }
 
-/// A rope of segments. Cloning and slicing share the bytes; a rope of one segment, as most are, needs no allocation.
+/// A rope of segments. Cloning and slicing share the bytes; a rope of one segment, as most are,
+/// needs no allocation.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     segments: Segments,
@@ -245,7 +247,8 @@ impl Payload {
         }
     }
 
-    /// Copies bytes from `offset` on into `into`; `false`, and nothing copied, when the rope is too short.
+    /// Copies bytes from `offset` on into `into`; `false`, and nothing copied, when the rope is too
+    /// short.
     #[inline]
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> bool {
         let Segments::One(only) = &self.segments else {

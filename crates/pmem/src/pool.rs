@@ -1,8 +1,9 @@
-//! Fixed-size frames in an area of a region: what packets are received into and what large log payloads stay in.
+//! Fixed-size frames in an area of a region: what packets are received into and what large log
+//! payloads stay in.
 //!
-//! A frame has one writer ([`FrameMut`]) or any number of readers ([`Frame`]). Its memory goes back to the pool with
-//! the last reader. Ownership is counted in DRAM only: after a restart the log's records say which frames are in use
-//! ([`Pool::adopt`]). //= cyclone §4.2
+//! A frame has one writer ([`FrameMut`]) or any number of readers ([`Frame`]). Its memory goes back
+//! to the pool with the last reader. Ownership is counted in DRAM only: after a restart the log's
+//! records say which frames are in use ([`Pool::adopt`]). //= cyclone §4.2
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,7 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::area::Area;
 pub use crate::frame::{Frame, FrameMut};
 
-/// The smallest size of frames that is believed where it was read: a packet's headers and some of its content.
+/// The smallest size of frames that is believed where it was read: a packet's headers and some of
+/// its content.
 const LEAST_FRAME_BYTES: u32 = 256;
 
 /// What is wrong with a frame's name, or a pool's frames.
@@ -50,7 +52,8 @@ pub enum PoolError {
     },
 }
 
-/// State of a frame: bit 31 says that it is on the free list (or about to be put there), the rest counts readers.
+/// State of a frame: bit 31 says that it is on the free list (or about to be put there), the rest
+/// counts readers.
 ///
 /// ```text
 ///   LISTED      free                      alloc -> WRITING      adopt -> LISTED + 1
@@ -63,12 +66,14 @@ pub enum PoolError {
 /// So a frame is pushed by exactly the one who set LISTED, and adopting never searches the list.
 pub(crate) const LISTED: u32 = 1 << 31;
 const WRITING: u32 = LISTED - 1;
-/// More live readers than any program has; reached only by leaking them, and counting on would free a used frame.
+/// More live readers than any program has; reached only by leaking them, and counting on would free
+/// a used frame.
 const MAX_READERS: u32 = WRITING / 2;
 
 /// End of the free list.
 const NIL: u32 = u32::MAX;
-/// In place of the list's head: the last handle is gone, and frames that come back are only counted.
+/// In place of the list's head: the last handle is gone, and frames that come back are only
+/// counted.
 const CLOSED: u32 = u32::MAX - 1;
 
 pub(crate) struct Slot {
@@ -92,14 +97,16 @@ pub(crate) struct Inner {
     handles: AtomicUsize,
     /// Frames in state LISTED + n, n > 0: on the list, but not free.
     pub(crate) claimed: AtomicU32,
-    /// Frames not yet accounted for after closing, and 1 for the closer; at 0 the pool's memory goes.
+    /// Frames not yet accounted for after closing, and 1 for the closer; at 0 the pool's memory
+    /// goes.
     remaining: AtomicU32,
-    /// Top of the free list in the low half; in the high half a count of changes, so that a list that is the same again
-    /// is not mistaken for an unchanged one.
+    /// Top of the free list in the low half; in the high half a count of changes, so that a list
+    /// that is the same again is not mistaken for an unchanged one.
     head: Head,
 }
 
-// SAFETY: `base` points into `area`, which is Send and Sync; who may touch which frame is decided by its state.
+// SAFETY: `base` points into `area`, which is Send and Sync; who may touch which frame is decided
+// by its state.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -132,7 +139,8 @@ impl Inner {
             if number == NIL {
                 return None;
             }
-            // If the frame has left the list meanwhile, `next` means nothing, and the exchange fails by the count.
+            // If the frame has left the list meanwhile, `next` means nothing, and the exchange
+            // fails by the count.
             let next = self.slot(number).next.load(Ordering::Relaxed);
             match self.head.0.compare_exchange_weak(
                 head,
@@ -142,7 +150,8 @@ impl Inner {
             ) {
                 Ok(_) => return Some(number),
                 Err(_) => {
-                    // Another thread is at it. Trying again at once would keep the line from it as well.
+                    // Another thread is at it. Trying again at once would keep the line from it as
+                    // well.
                     std::hint::spin_loop();
                     head = self.head.0.load(Ordering::Acquire);
                 }
@@ -151,8 +160,8 @@ impl Inner {
     }
 }
 
-/// Clears LISTED of a frame that is on the list no more: `true` if it was free and is in state `taken` now, `false` if it
-/// stays with the readers that have adopted it.
+/// Clears LISTED of a frame that is on the list no more: `true` if it was free and is in state
+/// `taken` now, `false` if it stays with the readers that have adopted it.
 fn unlist(state: &AtomicU32, taken: u32) -> bool {
     let mut seen = LISTED;
     loop {
@@ -174,7 +183,8 @@ fn unlist(state: &AtomicU32, taken: u32) -> bool {
 /// `inner` is alive until the frame is accounted for, which this does.
 pub(crate) unsafe fn push(inner: NonNull<Inner>, number: u32) {
     {
-        // SAFETY: the pool lives while this frame is not accounted for. The borrow ends with the block's last use.
+        // SAFETY: the pool lives while this frame is not accounted for. The borrow ends with the
+        // block's last use.
         let pool = unsafe { inner.as_ref() };
         let slot = pool.slot(number);
         let mut head = pool.head.0.load(Ordering::Acquire);
@@ -195,7 +205,8 @@ pub(crate) unsafe fn push(inner: NonNull<Inner>, number: u32) {
             ) {
                 Ok(_) => return,
                 Err(_) => {
-                    // Another thread is at it. Trying again at once would keep the line from it as well.
+                    // Another thread is at it. Trying again at once would keep the line from it as
+                    // well.
                     std::hint::spin_loop();
                     head = pool.head.0.load(Ordering::Acquire);
                 }
@@ -213,7 +224,8 @@ pub(crate) unsafe fn push(inner: NonNull<Inner>, number: u32) {
 /// Counts frames (and the closer) that a closed pool waits for no longer; frees it with the last.
 ///
 /// # Safety
-/// Each frame is accounted for once, after the pool has been closed, and `inner` is not used afterwards.
+/// Each frame is accounted for once, after the pool has been closed, and `inner` is not used
+/// afterwards.
 unsafe fn account(inner: NonNull<Inner>, count: u32) {
     // SAFETY: what is accounted for here keeps the pool alive until now.
     if unsafe { inner.as_ref() }
@@ -221,7 +233,8 @@ unsafe fn account(inner: NonNull<Inner>, count: u32) {
         .fetch_sub(count, Ordering::AcqRel)
         == count
     {
-        // SAFETY: the pool came from a box, all handles and frames are gone, and only one call reaches 0.
+        // SAFETY: the pool came from a box, all handles and frames are gone, and only one call
+        // reaches 0.
         drop(unsafe { Box::from_raw(inner.as_ptr()) });
     }
 }
@@ -251,7 +264,8 @@ impl Pool {
         Ok(Pool::new(area, frame_bytes))
     }
 
-    /// Divides `area` into frames of `frame_bytes` (a multiple of 64); a rest too short for a frame stays unused.
+    /// Divides `area` into frames of `frame_bytes` (a multiple of 64); a rest too short for a frame
+    /// stays unused.
     ///
     /// # Panics
     /// When `frame_bytes` is 0 or no multiple of 64.
@@ -329,7 +343,8 @@ impl Pool {
         }
     }
 
-    /// Takes part of a frame that a log record names, at a restart. A frame may be named several times.
+    /// Takes part of a frame that a log record names, at a restart. A frame may be named several
+    /// times.
     ///
     /// # Errors
     /// When the frame or the bytes do not exist, or a writer holds the frame.
@@ -383,8 +398,9 @@ impl Pool {
         }
     }
 
-    /// One more reader of the frame that these bytes are part of: for a device that goes on reading them after the
-    /// caller's borrow ends. `None` where they are not of this pool, or where a writer holds the frame.
+    /// One more reader of the frame that these bytes are part of: for a device that goes on reading
+    /// them after the caller's borrow ends. `None` where they are not of this pool, or where a
+    /// writer holds the frame.
     #[inline]
     pub fn share(&self, bytes: &[u8]) -> Option<Frame> {
         let inner = self.inner();
@@ -398,7 +414,8 @@ impl Pool {
         let state = &inner.slot(number).state;
         let mut seen = state.load(Ordering::Relaxed);
         loop {
-            // A borrow of a frame's bytes comes from a reader or a writer; only beside a reader may another one stand.
+            // A borrow of a frame's bytes comes from a reader or a writer; only beside a reader may
+            // another one stand.
             if seen == WRITING || seen & !LISTED == 0 {
                 return None;
             }
@@ -418,9 +435,9 @@ impl Pool {
         }
     }
 
-    /// Where the frames lie, for a device that is told their memory: the first frame's address, and the bytes of all of
-    /// them. Valid while a handle on the pool or one of its frames lives. Who may touch which bytes is for the frames'
-    /// handles to say.
+    /// Where the frames lie, for a device that is told their memory: the first frame's address, and
+    /// the bytes of all of them. Valid while a handle on the pool or one of its frames lives. Who
+    /// may touch which bytes is for the frames' handles to say.
     #[inline]
     pub fn span(&self) -> (*mut u8, usize) {
         let inner = self.inner();
@@ -450,7 +467,8 @@ impl Drop for Pool {
         if inner.handles.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        // Nobody can pop or adopt any more. Frames held elsewhere keep the memory until they are dropped.
+        // Nobody can pop or adopt any more. Frames held elsewhere keep the memory until they are
+        // dropped.
         let mut number = top(inner.head.0.swap(u64::from(CLOSED), Ordering::AcqRel));
         let mut gone = 1;
         while number != NIL {
@@ -476,7 +494,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Leaked readers (`mem::forget` in a loop) end the process before their count can wrap round to "free".
+/// Leaked readers (`mem::forget` in a loop) end the process before their count can wrap round to
+/// "free".
 #[inline]
 pub(crate) fn check_readers(state: u32) {
     if state & !LISTED >= MAX_READERS {

@@ -1,4 +1,5 @@
-//! What the system knows of a file: kind, size, mapping, and whether the platform's caches are persistent.
+//! What the system knows of a file: kind, size, mapping, and whether the platform's caches are
+//! persistent.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -6,12 +7,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::{io, ptr};
 
+use crate::persistence::{Medium, of_block_device, of_character_device};
 use crate::region::Kind;
 
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// What the file is made of, as far as its type and file system tell; `None` for what cannot be a region.
+/// What the file is made of, as far as its type and file system tell; `None` for what cannot be a
+/// region.
 pub(crate) fn probe(
     file: &File,
     metadata: &std::fs::Metadata,
@@ -56,7 +59,27 @@ pub(crate) fn dax_size(metadata: &std::fs::Metadata) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Gives a new file its size with the space really there, so that a store never meets a full device.
+/// Whether a DAX mapping of the file keeps its bytes without power; see [`crate::persistence`].
+/// Device-DAX has to be known as persistent. MAP_SYNC on a file counts as such unless its device is
+/// known as volatile: a file system in a container may have no device number.
+pub(crate) fn is_persistent(sysfs: &Path, kind: Kind, metadata: &std::fs::Metadata) -> bool {
+    match kind {
+        Kind::DeviceDax => {
+            let number = metadata.rdev();
+            let (major, minor) = (libc::major(number), libc::minor(number));
+            of_character_device(sysfs, major, minor) == Medium::Persistent
+        }
+        Kind::FsDax => {
+            let number = metadata.dev();
+            let (major, minor) = (libc::major(number), libc::minor(number));
+            of_block_device(sysfs, major, minor) != Medium::Volatile
+        }
+        _ => false,
+    }
+}
+
+/// Gives a new file its size with the space really there, so that a store never meets a full
+/// device.
 pub(crate) fn reserve(file: &File, kind: Kind, len: u64) -> io::Result<()> {
     let length = i64::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     if kind == Kind::HugeTlb {
@@ -95,8 +118,8 @@ pub(crate) fn map(file: &File, len: usize, synced: bool) -> io::Result<*mut u8> 
     }
 }
 
-/// Whether every persistent-memory region of the machine (`devices`: /sys/bus/nd/devices) reports its CPU caches as
-/// persistent.
+/// Whether every persistent-memory region of the machine (`devices`: /sys/bus/nd/devices) reports
+/// its CPU caches as persistent.
 pub(crate) fn persistent_caches(devices: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(devices) else {
         return false;
@@ -113,6 +136,29 @@ pub(crate) fn persistent_caches(devices: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Any character device's number will do; only memory that sysfs shows as persistent counts.
+    #[test]
+    fn device_dax_counts_as_persistent_only_where_sysfs_shows_it() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let metadata = std::fs::metadata("/dev/null").unwrap();
+        let is = |kind| is_persistent(sysfs.path(), kind, &metadata);
+        assert!(!is(Kind::DeviceDax), "no such device");
+        let region = sysfs.path().join("devices/ndbus0/region0");
+        let device = region.join("dax0.0/dax0.0");
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::create_dir_all(sysfs.path().join("dev/char")).unwrap();
+        let number = sysfs.path().join("dev/char/1:3");
+        std::os::unix::fs::symlink(&device, number).unwrap();
+        assert!(!is(Kind::DeviceDax), "a device below nothing");
+        std::os::unix::fs::symlink("../../bus/nd", region.join("subsystem")).unwrap();
+        std::fs::write(region.join("uevent"), "DEVTYPE=nd_pmem\n").unwrap();
+        assert!(is(Kind::DeviceDax));
+        assert!(is(Kind::FsDax), "MAP_SYNC, and nothing known against it");
+        for volatile in [Kind::File, Kind::Tmpfs, Kind::HugeTlb, Kind::Anonymous] {
+            assert!(!is(volatile), "{volatile}");
+        }
+    }
 
     #[test]
     fn caches_are_persistent_only_if_every_region_says_so() {

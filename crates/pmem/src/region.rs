@@ -10,7 +10,8 @@ use crate::area::Area;
 use crate::crash::{CrashSim, Tracker, sparse_copy, used_pages};
 use crate::flush::{FlushPolicy, Method};
 use crate::memory::Memory;
-use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
+use crate::private::private_file;
+use crate::probe::{dax_size, is_persistent, map, persistent_caches, probe, reserve};
 
 /// What a region is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,19 +151,20 @@ pub(crate) struct Mapping {
     _file: Option<HeldFile>,
 }
 
-/// A file whose lock, if there is one, goes with it. Closing the file would not do: a process that another thread has just forked has
-/// it open until it executes its program.
+/// A file whose lock, if there is one, goes with it. Closing the file would not do: a process that
+/// another thread has just forked has it open until it executes its program.
 struct HeldFile(File);
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        // SAFETY: flock on a descriptor that is open. What cannot be unlocked is unlocked with its last descriptor.
+        // SAFETY: flock on a descriptor that is open. What cannot be unlocked is unlocked with its
+        // last descriptor.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 
-// SAFETY: the pointer is to memory owned by the mapping; who may read or write which bytes is decided by `Area` and
-// `Pool`, which are built so that a byte has one writer or many readers.
+// SAFETY: the pointer is to memory owned by the mapping; who may read or write which bytes is
+// decided by `Area` and `Pool`, which are built so that a byte has one writer or many readers.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -251,22 +253,27 @@ impl Mapping {
 pub struct Region {
     mapping: Arc<Mapping>,
     kind: Kind,
+    /// Whether the memory keeps its bytes without power.
+    is_persistent: bool,
     description: String,
     /// Ranges that have been handed out.
     taken: Mutex<Vec<(u64, u64)>>,
 }
 
 const HUGE_BYTES: u64 = 2 << 20;
+/// Where the kernel describes devices.
+const SYSFS: &str = "/sys";
 
 impl Region {
-    /// Opens (or creates) a region and takes an exclusive lock on it. What it is made of is found out by trying.
+    /// Opens (or creates) a region and takes an exclusive lock on it. What it is made of is found
+    /// out by trying.
     ///
     /// # Errors
     /// See [`RegionError`]; each names the path and the reason.
     pub fn open(options: &RegionOptions) -> Result<Region, RegionError> {
         let path = &options.path;
         let existed = path.exists();
-        let file = OpenOptions::new()
+        let file = private_file()
             .read(true)
             .write(true)
             .create(options.create)
@@ -297,8 +304,9 @@ impl Region {
         })
     }
 
-    /// Maps the whole of a region that somebody else has open: shared, found out by trying like [`Region::open`], but
-    /// without its lock. Who may store where is between the processes; [`Region::take`] knows only of this one.
+    /// Maps the whole of a region that somebody else has open: shared, found out by trying like
+    /// [`Region::open`], but without its lock. Who may store where is between the processes;
+    /// [`Region::take`] knows only of this one.
     ///
     /// # Errors
     /// See [`RegionError`]; each names the path and the reason.
@@ -379,6 +387,7 @@ impl Region {
             }
         };
         let is_dax = matches!(kind, Kind::DeviceDax | Kind::FsDax);
+        let is_persistent = is_persistent(Path::new(SYSFS), kind, &metadata);
         let persistent_caches = is_dax && persistent_caches(Path::new("/sys/bus/nd/devices"));
         // SAFETY: mapped just above, and nobody else knows of it.
         let memory = unsafe { Memory::owned(start, len) };
@@ -392,11 +401,11 @@ impl Region {
             tracker: None,
             _file: Some(held),
         };
-        Ok(Region::from_mapping(
-            mapping,
-            kind,
-            &path.display().to_string(),
-        ))
+        let region = Region::from_mapping(mapping, kind, &path.display().to_string());
+        Ok(Region {
+            is_persistent,
+            ..region
+        })
     }
 
     /// Memory of this process, for packets that need no log and for tests.
@@ -453,6 +462,7 @@ impl Region {
         Region {
             mapping: Arc::new(mapping),
             kind,
+            is_persistent: kind == Kind::Simulated,
             description,
             taken: Mutex::new(Vec::new()),
         }
@@ -476,9 +486,9 @@ impl Region {
     /// What its persisted bytes survive.
     pub fn survives(&self) -> Survives {
         match self.kind {
-            Kind::DeviceDax | Kind::FsDax | Kind::Simulated => Survives::PowerLoss,
-            Kind::HugeTlb | Kind::Tmpfs | Kind::File => Survives::ProcessCrash,
             Kind::Anonymous => Survives::Nothing,
+            _ if self.is_persistent => Survives::PowerLoss,
+            _ => Survives::ProcessCrash,
         }
     }
 
@@ -511,8 +521,8 @@ impl Region {
         Ok(Area::new(Arc::clone(&self.mapping), offset, len))
     }
 
-    /// Takes an area back, so that its bytes can be handed out again. It has to be as [`Region::take`] made it: parts
-    /// of a divided area stay taken.
+    /// Takes an area back, so that its bytes can be handed out again. It has to be as
+    /// [`Region::take`] made it: parts of a divided area stay taken.
     pub fn give_back(&self, area: Area) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = area.range_in(&self.mapping) {

@@ -8,11 +8,12 @@ use crate::Area;
 use crate::flush;
 use crate::region::Mapping;
 
-/// Bytes of a region with many writers. Nothing is ever borrowed from it: bytes are copied in and out, and a copy may
-/// mix old and new bytes where somebody writes at the same time. Only aligned 8-byte words are whole.
+/// Bytes of a region with many writers. Nothing is ever borrowed from it: bytes are copied in and
+/// out, and a copy may mix old and new bytes where somebody writes at the same time. Only aligned
+/// 8-byte words are whole.
 ///
-/// Clones name the same bytes. Every method panics when its range leaves the area: who takes offsets from outside
-/// checks them with [`SharedArea::contains`] first.
+/// Clones name the same bytes. Every method panics when its range leaves the area: who takes
+/// offsets from outside checks them with [`SharedArea::contains`] first.
 #[derive(Clone)]
 pub struct SharedArea {
     mapping: Arc<Mapping>,
@@ -69,8 +70,8 @@ impl SharedArea {
         );
     }
 
-    /// The first byte, for libraries that register memory by pointer. Reading or writing through it follows the same
-    /// rules as the methods here: no references, only copies.
+    /// The first byte, for libraries that register memory by pointer. Reading or writing through it
+    /// follows the same rules as the methods here: no references, only copies.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.pointer(self.base)
     }
@@ -79,7 +80,8 @@ impl SharedArea {
     fn word(&self, offset: u64) -> &AtomicU64 {
         self.check(offset, 8);
         assert!((self.base + offset).is_multiple_of(8), "word at {offset}");
-        // SAFETY: mapped for the life of `self`, 8-byte aligned (checked), and only accessed atomically.
+        // SAFETY: mapped for the life of `self`, 8-byte aligned (checked), and only accessed
+        // atomically.
         unsafe { AtomicU64::from_ptr(self.mapping.pointer(self.base + offset).cast()) }
     }
 
@@ -87,7 +89,8 @@ impl SharedArea {
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         self.check(offset, into.len() as u64);
-        // SAFETY: the range is checked and mapped for the life of `self`; `into` is writable and not part of it.
+        // SAFETY: the range is checked and mapped for the life of `self`; `into` is writable and
+        // not part of it.
         unsafe {
             copy_out(
                 self.mapping.pointer(self.base + offset),
@@ -105,15 +108,16 @@ impl SharedArea {
         bytes
     }
 
-    /// Copies bytes out into a buffer that is used again: it holds them and nothing else afterwards.
+    /// Copies bytes out into a buffer that is used again: it holds them and nothing else
+    /// afterwards.
     #[inline]
     pub fn read_into(&self, offset: u64, len: u64, into: &mut Vec<u8>) {
         self.check(offset, len);
         let len = len as usize;
         into.clear();
         into.reserve(len);
-        // SAFETY: the range is checked and mapped for the life of `self`; the vector has room for `len` bytes, and all of
-        // them are written before they count.
+        // SAFETY: the range is checked and mapped for the life of `self`; the vector has room for
+        // `len` bytes, and all of them are written before they count.
         unsafe {
             copy_out(
                 self.mapping.pointer(self.base + offset),
@@ -125,7 +129,8 @@ impl SharedArea {
         std::sync::atomic::fence(Ordering::Acquire);
     }
 
-    /// Asks the CPU to have the first `len` bytes from `offset` on in its caches soon. Outside the area: nothing.
+    /// Asks the CPU to have the first `len` bytes from `offset` on in its caches soon. Outside the
+    /// area: nothing.
     #[inline]
     pub fn prefetch(&self, offset: u64, len: u64) {
         if !self.contains(offset, len) {
@@ -137,7 +142,8 @@ impl SharedArea {
         }
     }
 
-    /// Copies bytes in, in order of address; durable after [`SharedArea::flush`] and [`SharedArea::fence`].
+    /// Copies bytes in, in order of address; durable after [`SharedArea::flush`] and
+    /// [`SharedArea::fence`].
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
@@ -159,7 +165,8 @@ impl SharedArea {
         }
     }
 
-    /// Stores zeros past the caches, for ranges too large to be of use in them; durable after the next
+    /// Stores zeros past the caches, for ranges too large to be of use in them; durable after the
+    /// next
     /// [`SharedArea::fence`].
     pub fn zero_streaming(&self, offset: u64, len: u64) {
         self.check(offset, len);
@@ -253,12 +260,14 @@ fn before_words(at: *const u8) -> usize {
 /// Copies out word by word where the source is aligned.
 ///
 /// # Safety
-/// `len` bytes are mapped at `from`, others access them only atomically; `len` bytes are writable at `into`, and apart.
+/// `len` bytes are mapped at `from`, others access them only atomically; `len` bytes are writable
+/// at `into`, and apart.
 #[inline]
 unsafe fn copy_out(from: *mut u8, into: *mut u8, len: usize) {
     let head = before_words(from).min(len);
     let words = (len - head) / 8;
-    // SAFETY: every index is below `len`; words are aligned by the choice of `head`; unaligned stores are used.
+    // SAFETY: every index is below `len`; words are aligned by the choice of `head`; unaligned
+    // stores are used.
     unsafe {
         for at in 0..head {
             *into.add(at) = AtomicU8::from_ptr(from.add(at)).load(Ordering::Relaxed);

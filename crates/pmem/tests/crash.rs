@@ -142,8 +142,9 @@ fn images_can_be_opened_again() {
     assert_eq!((again.outcomes(), again.events()), (1, 0));
 }
 
-/// A record and the word that makes it valid, as a log writes them. With the flush between them every crash point leaves
-/// either no word or a whole record; without it, the simulator finds the torn record.
+/// A record and the word that makes it valid, as a log writes them. With the flush between them
+/// every crash point leaves either no word or a whole record; without it, the simulator finds the
+/// torn record.
 fn append(area: &mut Area, ordered: bool) {
     area.write(0, &[0xaa; 24]);
     area.flush(0, 24);
@@ -198,12 +199,14 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Against a plain model: every word of a crash image is a value that it held since the fence after its last flush.
+    /// Against a plain model: every word of a crash image is a value that it held since the fence
+    /// after its last flush.
     #[test]
     fn images_hold_only_possible_words(steps in proptest::collection::vec(step(), 0..60), seed: u64) {
         let (mut area, sim) = simulated();
         let words = (LEN / 8) as usize;
-        // Per word all values so far; the index of the durable one; the index that the last flush covers.
+        // Per word all values so far; the index of the durable one; the index that the last flush
+        // covers.
         let mut history: Vec<(Vec<u64>, usize, usize)> = vec![(vec![0], 0, 0); words];
         for step in steps {
             let (range, flushed) = match &step {
@@ -303,7 +306,8 @@ fn the_next_user_finds_nothing_that_was_not_durable() {
     let pool = Pool::new(region.take(MORE / 2, MORE / 2).unwrap(), 4096);
     area.write(100, &[1; 5000]);
     area.persist(100, 5000);
-    // Written and given back, and written and used in part only: the simulator was told of less than was stored.
+    // Written and given back, and written and used in part only: the simulator was told of less
+    // than was stored.
     let (mut used, mut unused) = (pool.alloc().unwrap(), pool.alloc().unwrap());
     unused.fill(2);
     drop(unused);

@@ -97,7 +97,8 @@ proptest! {
     }
 }
 
-/// Ropes of no, one and several pieces, in frames and on the heap: their tails are their slices to the end, and share what they show.
+/// Ropes of no, one and several pieces, in frames and on the heap: their tails are their slices to
+/// the end, and share what they show.
 #[test]
 fn a_tail_is_the_slice_to_the_end() {
     let pool = pool();

@@ -225,8 +225,8 @@ proptest! {
     }
 }
 
-/// Threads take frames, mark them, hand them to each other and adopt at random, on so few frames that they always collide.
-/// A frame with two owners would show a foreign mark.
+/// Threads take frames, mark them, hand them to each other and adopt at random, on so few frames
+/// that they always collide. A frame with two owners would show a foreign mark.
 #[test]
 fn threads_never_share_a_written_frame() {
     const FRAMES: u32 = 5;
@@ -285,8 +285,8 @@ fn threads_never_share_a_written_frame() {
     );
 }
 
-/// While one thread is about to take the top frame, another takes two and returns the first: the top is the same again, but
-/// the frame below is not. The list must notice.
+/// While one thread is about to take the top frame, another takes two and returns the first: the
+/// top is the same again, but the frame below is not. The list must notice.
 #[test]
 fn a_list_that_looks_the_same_again_is_noticed() {
     let pool = pool(4);
@@ -314,8 +314,8 @@ fn a_list_that_looks_the_same_again_is_noticed() {
     assert_eq!(all.len(), 4);
 }
 
-/// The last handle and the last frames go at the same time in different threads; the lock on a file shows that the memory
-/// went with the last of them, and not earlier.
+/// The last handle and the last frames go at the same time in different threads; the lock on a file
+/// shows that the memory went with the last of them, and not earlier.
 #[test]
 fn closing_races_with_frames_coming_back() {
     let folder = tempfile::tempdir().unwrap();

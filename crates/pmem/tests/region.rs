@@ -109,7 +109,8 @@ fn hugetlbfs_region_keeps_its_bytes() {
     );
 }
 
-/// A child process stores, flushes, and dies by SIGABRT without unmapping anything; its region has the bytes.
+/// A child process stores, flushes, and dies by SIGABRT without unmapping anything; its region has
+/// the bytes.
 #[test]
 fn bytes_survive_the_death_of_their_process() {
     const PATH: &str = "CYCLONE_TEST_REGION";

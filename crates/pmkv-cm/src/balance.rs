@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::change::{Weights, held};
 use crate::config::{Configuration, ServerId, ShardId, Standing};
 use crate::message::Load;
-use crate::rules::Rules;
+use crate::rules::Timing;
 
 /// What one period's counts say about each shard.
 pub(crate) type Loads = BTreeMap<ShardId, Load>;
@@ -38,7 +38,7 @@ pub(crate) fn weights(loads: &Loads) -> Weights {
 }
 
 /// A backup's share of a shard's load.
-fn backup_load(load: &Load, rules: &Rules) -> u64 {
+fn backup_load(load: &Load, rules: &Timing) -> u64 {
     u64::from(load.writes) * rules.backup_write_permille / 1000
 }
 
@@ -46,7 +46,7 @@ fn backup_load(load: &Load, rules: &Rules) -> u64 {
 pub(crate) fn server_loads(
     config: &Configuration,
     loads: &Loads,
-    rules: &Rules,
+    rules: &Timing,
 ) -> BTreeMap<ServerId, u64> {
     let mut sums: BTreeMap<ServerId, u64> = config.up().map(|m| (m.id, 0)).collect();
     for (number, shard) in config.numbered() {
@@ -65,9 +65,9 @@ pub(crate) fn server_loads(
     sums
 }
 
-/// Moves that bring overloaded servers back to the average, hottest shards first, each to the least loaded server. At
-/// most one move per copy slot of a server.
-pub(crate) fn plan(config: &Configuration, loads: &Loads, rules: &Rules) -> Vec<Move> {
+/// Moves that bring overloaded servers back to the average, hottest shards first, each to the least
+/// loaded server. At most one move per copy slot of a server.
+pub(crate) fn plan(config: &Configuration, loads: &Loads, rules: &Timing) -> Vec<Move> {
     let mut sums = server_loads(config, loads, rules);
     let total: u64 = sums.values().sum();
     if total < rules.min_requests || sums.len() < 2 {
@@ -93,7 +93,8 @@ pub(crate) fn plan(config: &Configuration, loads: &Loads, rules: &Rules) -> Vec<
             };
             let backup = config.shards[usize::from(shard)].has_full(target);
             let returned = loads.get(&shard).map_or(0, |load| backup_load(load, rules));
-            // Where a backup stands already the two change places, and the backup's share goes the other way.
+            // Where a backup stands already the two change places, and the backup's share goes the
+            // other way.
             let gain = if backup {
                 load.saturating_sub(returned)
             } else {
@@ -136,7 +137,7 @@ fn coolest(
     sums: &BTreeMap<ServerId, u64>,
     takes: &BTreeMap<ServerId, usize>,
     source: ServerId,
-    rules: &Rules,
+    rules: &Timing,
 ) -> Option<ServerId> {
     let may = |id: &ServerId| {
         let live = config
@@ -150,9 +151,10 @@ fn coolest(
         .map(|(id, _)| *id)
 }
 
-/// Evens out the number of copies, for a server that has joined empty: one backup at a time goes from the fullest to
-/// the emptiest server, and where the emptiest serves too little, it takes over what it holds.
-fn spread(config: &Configuration, rules: &Rules) -> Vec<Move> {
+/// Evens out the number of copies, for a server that has joined empty: one backup at a time goes
+/// from the fullest to the emptiest server, and where the emptiest serves too little, it takes over
+/// what it holds.
+fn spread(config: &Configuration, rules: &Timing) -> Vec<Move> {
     let held = held(config);
     let live = config
         .members
@@ -292,17 +294,20 @@ mod tests {
     fn even_load_moves_nothing() {
         let config = config(4, 192, 3);
         assert_eq!(
-            plan(&config, &loads(&config, |_| 100), &Rules::default()),
+            plan(&config, &loads(&config, |_| 100), &Timing::default()),
             []
         );
-        assert_eq!(plan(&config, &loads(&config, |_| 0), &Rules::default()), []);
+        assert_eq!(
+            plan(&config, &loads(&config, |_| 0), &Timing::default()),
+            []
+        );
     }
 
     /// As in the paper's experiment: one shard draws most of the requests of another server.
     #[test]
     fn a_hot_shard_moves_to_the_least_loaded() {
         let config = config(6, 288, 3);
-        let rules = Rules::default();
+        let rules = Timing::default();
         let hot = 1; // served by server 2
         // Server 1's shards are cool, their requests go to the hot one.
         let cool = |shard: ShardId| config.shards[usize::from(shard)].primary == ServerId(1);
@@ -327,7 +332,7 @@ mod tests {
     /// Loads of every shape: moves never make the worst server worse, and repeated rounds end.
     #[test]
     fn rounds_end_and_help() {
-        let rules = Rules::default();
+        let rules = Timing::default();
         for seed in 0..60u64 {
             let mut config = config(3 + seed % 4, 96, 1 + (seed % 3) as u8);
             let load = loads(&config, |shard| {
@@ -373,7 +378,7 @@ mod tests {
         });
         let mut config = draft.finish(false).unwrap();
         for round in 0.. {
-            let moves = plan(&config, &Loads::new(), &Rules::default());
+            let moves = plan(&config, &Loads::new(), &Timing::default());
             if moves.is_empty() {
                 break;
             }

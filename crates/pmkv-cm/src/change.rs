@@ -1,5 +1,5 @@
-//! From one configuration to the next: pure functions over a draft. What can go wrong in a cluster is decided here, and
-//! in [`Draft::settle`] it is made good. //= rowan §4.5, §4.6
+//! From one configuration to the next: pure functions over a draft. What can go wrong in a cluster
+//! is decided here, and in [`Draft::settle`] it is made good. //= rowan §4.5, §4.6
 
 #[cfg(test)]
 mod tests;
@@ -96,8 +96,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A process of this server is there and is not yet a member: a new server, one that comes back, or one that was
-    /// restarted before anybody took it for failed. The memory is the member's own, if it is one that holds anything.
+    /// A process of this server is there and is not yet a member: a new server, one that comes
+    /// back, or one that was restarted before anybody took it for failed. The memory is the
+    /// member's own, if it is one that holds anything.
     pub(crate) fn welcome(&mut self, hello: &Hello) {
         let term = self.config.term;
         self.changed = true;
@@ -185,8 +186,8 @@ impl<'a> Draft<'a> {
         self.changed |= drained;
     }
 
-    /// Gives up a failed server's copies, the last ones of shards included: their content is lost, and they begin anew,
-    /// empty, elsewhere. Only on an operator's word.
+    /// Gives up a failed server's copies, the last ones of shards included: their content is lost,
+    /// and they begin anew, empty, elsewhere. Only on an operator's word.
     pub(crate) fn forget(&mut self, id: ServerId) {
         let term = self.config.term;
         let Some(heir) = self.emptiest(|_| true) else {
@@ -214,7 +215,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Begins to move a shard's primary, or exchanges it with a backup that stands at the target already.
+    /// Begins to move a shard's primary, or exchanges it with a backup that stands at the target
+    /// already.
     pub(crate) fn move_primary(&mut self, number: ShardId, target: ServerId) {
         let term = self.config.term;
         if !at_rest(&self.config, number) || !self.is_live(target) {
@@ -328,8 +330,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Moves what draining servers hold, `limit` copies per server at once: primaries go to a backup where there is
-    /// one, which costs no copy.
+    /// Moves what draining servers hold, `limit` copies per server at once: primaries go to a
+    /// backup where there is one, which costs no copy.
     pub(crate) fn empty_draining(&mut self, limit: usize) {
         let draining: BTreeSet<ServerId> = self
             .config
@@ -374,8 +376,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Who is to serve a shard, of those with full copies: a live server before a draining one, the one with the least
-    /// to serve. `draining`: whether draining servers may.
+    /// Who is to serve a shard, of those with full copies: a live server before a draining one, the
+    /// one with the least to serve. `draining`: whether draining servers may.
     fn heir(&self, number: ShardId, draining: bool) -> Option<ServerId> {
         let shard = &self.config.shards[usize::from(number)];
         let joining = shard
@@ -395,9 +397,9 @@ impl<'a> Draft<'a> {
         .map(|m| m.id)
     }
 
-    /// Makes good what failures have broken: migrations with a dead side are rolled back, dead copies dropped where a
-    /// full one lives, primaries named where they are missing, members without copies forgotten when they are down and
-    /// need not be remembered as draining.
+    /// Makes good what failures have broken: migrations with a dead side are rolled back, dead
+    /// copies dropped where a full one lives, primaries named where they are missing, members
+    /// without copies forgotten when they are down and need not be remembered as draining.
     pub(crate) fn settle(&mut self) {
         let down: BTreeSet<ServerId> = self
             .config
@@ -474,7 +476,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// More full copies than wanted, and nothing on the move: one backup goes, a draining one first.
+    /// More full copies than wanted, and nothing on the move: one backup goes, a draining one
+    /// first.
     fn trim(&mut self, number: ShardId) {
         let wanted = usize::from(self.config.replication);
         let shard = &self.config.shards[usize::from(number)];

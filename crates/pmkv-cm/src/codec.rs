@@ -1,6 +1,7 @@
-//! The bytes of configurations and of the manager's record; drawn in docs/formats.md, "Configuration". Every frame begins
-//! with its version and kind and ends in a CRC32C of all before it. A decoder refuses what contradicts itself, and
-//! reserves no more memory than the bytes justify.
+//! The bytes of configurations and of the manager's record; drawn in docs/formats.md,
+//! "Configuration". Every frame begins with its version and kind and ends in a CRC32C of all before
+//! it. A decoder refuses what contradicts itself, and reserves no more memory than the bytes
+//! justify.
 
 use cyclone_wire::codec::{DecodeError, Reader, Write};
 use cyclone_wire::ring::crc32c;
@@ -13,16 +14,16 @@ use crate::config::{
 pub const VERSION: u8 = 1;
 /// Kind of a [`Configuration`].
 pub const KIND_CONFIGURATION: u8 = 1;
-/// Kind of an [`Office`] without leases.
+/// Kind of an [`LeaderRecord`] without leases.
 pub const KIND_OFFICE: u8 = 2;
-/// Kind of an [`Office`] with them. 3 and 4 are the embedded store's.
+/// Kind of an [`LeaderRecord`] with them. 3 and 4 are the embedded store's.
 pub const KIND_OFFICE_WITH_LEASES: u8 = 5;
 /// Version, kind and checksum.
 const FRAME_BYTES: usize = 6;
 
 /// Who manages: the record that managers renew to stay in office.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Office {
+pub struct LeaderRecord {
     /// Who.
     pub holder: ManagerId,
     /// Grows with every change of the holder.
@@ -36,7 +37,8 @@ pub struct Office {
 /// How long leases last that whoever takes over has to wait for. Its own may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leases {
-    /// The longest that a server may still hold from this manager or from one before, in microseconds.
+    /// The longest that a server may still hold from this manager or from one before, in
+    /// microseconds.
     pub lease_us: u64,
     /// The lease that this record is on the office.
     pub manager_lease_us: u64,
@@ -101,7 +103,7 @@ pub(crate) fn text(reader: &mut Reader<'_>) -> Result<String, DecodeError> {
     Ok(text.to_owned())
 }
 
-impl Office {
+impl LeaderRecord {
     /// The record's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.leases {
@@ -122,10 +124,10 @@ impl Office {
     /// Reads a record.
     ///
     /// # Errors
-    /// Bytes that [`Office::encode`] would not write.
-    pub fn decode(bytes: &[u8]) -> Result<Office, DecodeError> {
+    /// Bytes that [`LeaderRecord::encode`] would not write.
+    pub fn decode(bytes: &[u8]) -> Result<LeaderRecord, DecodeError> {
         let (kind, mut reader) = body_of(bytes, &[KIND_OFFICE, KIND_OFFICE_WITH_LEASES])?;
-        let mut office = Office {
+        let mut office = LeaderRecord {
             holder: ManagerId(reader.u64()?),
             epoch: reader.u64()?,
             beat: reader.u64()?,
@@ -196,8 +198,8 @@ const SHARD_BYTES: usize = 2 + 8 + 2;
 const COPY_BYTES: usize = 2 + 8;
 const MIGRATION_BYTES: usize = 2 + 1 + 2 + 2;
 
-/// The most bytes that a configuration of such a shape takes: every shard is on the move, which makes one more copy of it. `addresses`: of
-/// each member, the bytes of both.
+/// The most bytes that a configuration of such a shape takes: every shard is on the move, which
+/// makes one more copy of it. `addresses`: of each member, the bytes of both.
 pub fn most_record_bytes(
     shards: usize,
     copies: usize,
@@ -287,7 +289,8 @@ impl Configuration {
     /// Reads a configuration.
     ///
     /// # Errors
-    /// Bytes that [`Configuration::encode`] would not write of a configuration that passes [`Configuration::check`].
+    /// Bytes that [`Configuration::encode`] would not write of a configuration that passes
+    /// [`Configuration::check`].
     pub fn decode(bytes: &[u8]) -> Result<Configuration, DecodeError> {
         let (_, mut reader) = body_of(bytes, &[KIND_CONFIGURATION])?;
         let cluster = u128::from_le_bytes(reader.array()?);

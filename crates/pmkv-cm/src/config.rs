@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A server of the store. An id belongs to one memory: a server that lost its region takes a new one.
+/// A server of the store. An id belongs to one memory: a server that lost its region takes a new
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerId(pub u64);
 
@@ -43,7 +44,8 @@ pub enum Standing {
     Live,
     /// Takes part, and its shards are moved to others.
     Draining,
-    /// Failed; remembered because shards have no other full copy than those of failed servers, or because it was to be drained.
+    /// Failed; remembered because shards have no other full copy than those of failed servers, or
+    /// because it was to be drained.
     Down,
 }
 
@@ -56,12 +58,13 @@ pub struct Member {
     pub incarnation: u64,
     /// Number of its process; a later process has a higher one.
     pub session: u64,
-    /// Term in which this process became a member, or came back after it was taken for failed. With the id, it names the
-    /// membership, by which access to others' memory goes.
+    /// Term in which this process became a member, or came back after it was taken for failed. With
+    /// the id, it names the membership, by which access to others' memory goes.
     pub since: u64,
     /// How it stands.
     pub standing: Standing,
-    /// It is [`Standing::Down`], and was to be drained: it is remembered, and goes on with that when it is back.
+    /// It is [`Standing::Down`], and was to be drained: it is remembered, and goes on with that
+    /// when it is back.
     pub drains: bool,
     /// Address for clients, `host:port`.
     pub client: String,
@@ -85,8 +88,8 @@ pub struct Shard {
     pub primary: ServerId,
     /// Term in which the primary was named, or its process began.
     pub since: u64,
-    /// Copies that hold every acknowledged write; never empty. The primary's is among them, except while the shard moves
-    /// to it.
+    /// Copies that hold every acknowledged write; never empty. The primary's is among them, except
+    /// while the shard moves to it.
     pub full: Vec<Copy>,
     /// Copies being made: they get every new write, and are not eligible as primaries.
     pub joining: Vec<Copy>,
@@ -95,7 +98,8 @@ pub struct Shard {
 /// What moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MigrationKind {
-    /// The target is primary already and fetches what it lacks from the source, which stays a full copy until then.
+    /// The target is primary already and fetches what it lacks from the source, which stays a full
+    /// copy until then.
     Primary,
     /// A backup's copy moves.
     Backup,
@@ -239,7 +243,8 @@ impl Configuration {
             .is_some_and(|member| member.standing != Standing::Down)
     }
 
-    /// The members that have not failed: they, and no other membership, may reach each other's memory.
+    /// The members that have not failed: they, and no other membership, may reach each other's
+    /// memory.
     pub fn up(&self) -> impl Iterator<Item = &Member> {
         self.members
             .iter()
@@ -388,8 +393,9 @@ impl Configuration {
         Ok(())
     }
 
-    /// The configuration that a cluster begins with: shards dealt out in turn, each shard's backups on the servers behind
-    /// its primary, a different distance each round, so that the load of a failed server spreads over all others.
+    /// The configuration that a cluster begins with: shards dealt out in turn, each shard's backups
+    /// on the servers behind its primary, a different distance each round, so that the load of a
+    /// failed server spreads over all others.
     ///
     /// # Errors
     /// Counts beyond their limits.

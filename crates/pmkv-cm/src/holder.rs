@@ -1,9 +1,10 @@
-//! The server's side: asks for leases, adopts configurations, knows what may be served at this moment. Pure, like the
-//! manager. //= rowan §4.5
+//! The server's side: asks for leases, adopts configurations, knows what may be served at this
+//! moment. Pure, like the manager. //= rowan §4.5
 //!
-//! A lease counts from the moment its request was sent, less the drift of clocks ([`Rules::trusted_us`]). So it has run
-//! out here before the manager believes so, however long the answer took, and a server that was paused finds it gone.
-//! A read is right if [`Holder::may_serve`] holds *after* the value was taken; a write needs nothing more than the
+//! A lease counts from the moment its request was sent, less the drift of clocks
+//! ([`Timing::trusted_us`]). So it has run out here before the manager believes so, however long
+//! the answer took, and a server that was paused finds it gone. A read is right if
+//! [`Holder::may_serve`] holds *after* the value was taken; a write needs nothing more than the
 //! acknowledgement of every replica, which shut out whoever is no longer a member.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use crate::config::{Configuration, CopyTask, Member, ServerId, ShardId, Standing};
 use crate::message::{FromServer, Hello, Load, Refusal, ToServer};
 use crate::planted::{self, Mistake};
-use crate::rules::{Rules, RulesError};
+use crate::rules::{RulesError, Timing};
 
 /// Requests for leases that are remembered; an answer to an older one is useless by then.
 const MAX_ASKED: usize = 64;
@@ -46,11 +47,12 @@ pub enum Action {
     /// Send to every manager.
     Send(FromServer),
     /// A new configuration. Then report [`Event::Adopted`], when:
-    /// - nobody but [`Configuration::up`] can reach this server's memory any more, not even with operations that are
-    ///   under way. Access goes by membership, server and [`Member::since`]: a server that comes back is let in anew,
-    ///   under other keys, or what it had posted before it was shut out would take effect now. Those named were let in
-    ///   before;
-    /// - the shards named are not served any more: no request for them begins, none is answered later than this;
+    /// - nobody but [`Configuration::up`] can reach this server's memory any more, not even with
+    ///   operations that are under way. Access goes by membership, server and [`Member::since`]: a
+    ///   server that comes back is let in anew, under other keys, or what it had posted before it
+    ///   was shut out would take effect now. Those named were let in before;
+    /// - the shards named are not served any more: no request for them begins, none is answered
+    ///   later than this;
     /// - writes wait for the shard's remaining copies only.
     Adopt {
         /// The configuration.
@@ -60,21 +62,24 @@ pub enum Action {
         /// Shards that this server served and serves no more.
         stop: Vec<ShardId>,
     },
-    /// The newest configuration is committed. From now on writes go to all of a shard's copies, joining ones included.
+    /// The newest configuration is committed. From now on writes go to all of a shard's copies,
+    /// joining ones included.
     Committed {
         /// The configuration.
         config: Arc<Configuration>,
         /// Shards that this server serves from now on and did not before: reconcile and promote.
         serve: Vec<ShardId>,
-        /// Shards whose content this server is to send elsewhere. A task that was named before goes on.
+        /// Shards whose content this server is to send elsewhere. A task that was named before goes
+        /// on.
         copy: Vec<CopyTask>,
-        /// Shards that this process held something of and holds no more: free it. What an earlier process held is for the
-        /// program to find, in what it knows of its memory.
+        /// Shards that this process held something of and holds no more: free it. What an earlier
+        /// process held is for the program to find, in what it knows of its memory.
         release: Vec<ShardId>,
     },
     /// The manager does not let this server in; it goes on asking.
     Refused(Refusal),
-    /// Drained: this server holds nothing any more, and asks for no more leases, so that it is soon no member.
+    /// Drained: this server holds nothing any more, and asks for no more leases, so that it is soon
+    /// no member.
     Left,
 }
 
@@ -103,7 +108,7 @@ pub enum NotServing {
 /// One server's membership.
 pub struct Holder {
     hello: Hello,
-    rules: Rules,
+    rules: Timing,
     config: Option<Arc<Configuration>>,
     adopted: u64,
     committed: u64,
@@ -130,7 +135,7 @@ impl Holder {
     ///
     /// # Errors
     /// Rules that do not fit together.
-    pub fn new(hello: Hello, rules: Rules, now_us: u64) -> Result<Holder, RulesError> {
+    pub fn new(hello: Hello, rules: Timing, now_us: u64) -> Result<Holder, RulesError> {
         rules.check()?;
         Ok(Holder {
             hello,
@@ -164,7 +169,8 @@ impl Holder {
         self.committed
     }
 
-    /// Until when this server may serve, on its own clock. Worker threads compare it with the clock after a read.
+    /// Until when this server may serve, on its own clock. Worker threads compare it with the clock
+    /// after a read.
     pub fn lease_until_us(&self) -> u64 {
         self.lease_until_us
     }
@@ -267,7 +273,8 @@ impl Holder {
         }
     }
 
-    /// How often to ask for leases of so many microseconds: as the rules say, or as much more often as they are shorter.
+    /// How often to ask for leases of so many microseconds: as the rules say, or as much more often
+    /// as they are shorter.
     fn renew_for(&self, lease_us: u64) -> u64 {
         let (renew_us, own_us) = (self.rules.renew_us, self.rules.lease_us.max(1));
         let scaled = u128::from(renew_us) * u128::from(lease_us) / u128::from(own_us);
@@ -281,8 +288,8 @@ impl Holder {
         let foreign = old
             .as_ref()
             .is_some_and(|old| old.cluster != config.cluster);
-        // A configuration without this process is not meant for it: one from before a restart that comes late would let
-        // in again whom the earlier process had shut out.
+        // A configuration without this process is not meant for it: one from before a restart that
+        // comes late would let in again whom the earlier process had shut out.
         if foreign || config.term < known || self.own(&config).is_none() {
             self.config = old;
             return;
@@ -320,7 +327,8 @@ impl Holder {
     }
 
     fn commit(&mut self, term: u64, out: &mut Vec<Action>) {
-        // A commitment of what was never heard of says nothing about the configuration that is known.
+        // A commitment of what was never heard of says nothing about the configuration that is
+        // known.
         let known = self.config.as_ref().map_or(0, |config| config.term);
         if term <= known && term > self.committed {
             self.committed = term;

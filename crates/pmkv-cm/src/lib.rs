@@ -1,5 +1,5 @@
-//! The configuration manager of the log-structured store: who is a member, who holds which shard, who serves it.
-//! //= rowan §4.5, §4.6, §4.7
+//! The configuration manager of the log-structured store: who is a member, who holds which shard,
+//! who serves it. //= rowan §4.5, §4.6, §4.7
 //!
 //! ```text
 //!   Configuration  term, members, shard map, migrations; its bytes       config.rs, codec.rs, slots.rs
@@ -8,25 +8,28 @@
 //!   Store          compare-and-swap of two small records                 store.rs and its folder
 //! ```
 //!
-//! Manager and holder are pure: no clock, no sockets, no threads. Time comes with each step, in microseconds of any clock
-//! of the machine that does not stop while the machine sleeps; messages and requests to the store leave as actions. So
-//! the simulation runs the code that is shipped.
+//! Manager and holder are pure: no clock, no sockets, no threads. Time comes with each step, in
+//! microseconds of any clock of the machine that does not stop while the machine sleeps; messages
+//! and requests to the store leave as actions. So the simulation runs the code that is shipped.
 //!
-//! What holds at every moment, as long as clocks run within [`Rules::drift_ppm`] of true time:
+//! What holds at every moment, as long as clocks run within [`Timing::drift_ppm`] of true time:
 //! - at most one server serves a shard; a paused one finds its lease gone when it wakes;
 //! - terms only grow, and one term has one content;
-//! - a server serves what it was newly given only after every member has adopted that term (and has shut out those who
-//!   are no longer members), and the leases of those who could not be asked have run out;
-//! - a shard's list of full copies never becomes empty, and names only servers that hold every acknowledged write.
+//! - a server serves what it was newly given only after every member has adopted that term (and has
+//!   shut out those who are no longer members), and the leases of those who could not be asked have
+//!   run out;
+//! - a shard's list of full copies never becomes empty, and names only servers that hold every
+//!   acknowledged write.
 //!
-//! A program gives both their surroundings: it carries messages, asks the store, does what a server is told to.
+//! A program gives both their surroundings: it carries messages, asks the store, does what a server
+//! is told to.
 //!
 //! ```
 //! use cyclone_pmkv_cm::manager::{self, Founding};
 //! use cyclone_pmkv_cm::store::{Store, memory::MemoryStore};
-//! use cyclone_pmkv_cm::{Hello, Holder, Manager, ManagerId, Rules, ServerId, holder};
+//! use cyclone_pmkv_cm::{Hello, Holder, Manager, ManagerId, ServerId, Timing, holder};
 //!
-//! let rules = Rules::default();
+//! let rules = Timing::default();
 //! let founding = Founding { cluster: 1, servers: 1, shards: 48, replication: 3 };
 //! let mut manager = Manager::new(ManagerId(1), rules.clone(), founding, 0)?;
 //! let mut store = MemoryStore::new();
@@ -107,4 +110,4 @@ pub use config::{ManagerId, ServerId, ShardId};
 pub use holder::Holder;
 pub use manager::Manager;
 pub use message::{FromServer, Hello, Load, ToServer};
-pub use rules::Rules;
+pub use rules::Timing;

@@ -1,6 +1,6 @@
-//! The manager: a step function. Several run; one is in office, the others watch its record in the store and take over
-//! when it stands still. Everything it decides is a configuration of a higher term, written to the store before
-//! anybody hears of it. //= rowan §4.5
+//! The manager: a step function. Several run; one is in office, the others watch its record in the
+//! store and take over when it stands still. Everything it decides is a configuration of a higher
+//! term, written to the store before anybody hears of it. //= rowan §4.5
 //!
 //! ```text
 //!   Standby ── record stands still for a lease ──▶ swap ──▶ Leading: load, write term + 1, then
@@ -15,10 +15,10 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::codec::Office;
+use crate::codec::LeaderRecord;
 use crate::config::{ConfigError, Configuration, ManagerId, ServerId};
 use crate::message::{FromServer, ToServer};
-use crate::rules::{Rules, RulesError};
+use crate::rules::{RulesError, Timing};
 use crate::store::{Report, Request, Revision, Ticket};
 use leading::Leading;
 use office::Standby;
@@ -50,7 +50,8 @@ pub enum Command {
         /// Where to.
         target: ServerId,
     },
-    /// Give up what only this failed server holds. Its shards begin anew, empty: acknowledged writes are lost.
+    /// Give up what only this failed server holds. Its shards begin anew, empty: acknowledged
+    /// writes are lost.
     Forget(ServerId),
 }
 
@@ -146,8 +147,8 @@ pub enum Notice {
     },
     /// The store holds something that is no configuration of this cluster; nothing is changed.
     Unreadable(Revision),
-    /// The next configuration would contradict itself, and nobody could read it. It is not written; what was asked for
-    /// with it is dropped.
+    /// The next configuration would contradict itself, and nobody could read it. It is not written;
+    /// what was asked for with it is dropped.
     Contradiction {
         /// What is wrong with it.
         error: ConfigError,
@@ -166,7 +167,7 @@ enum Role {
 /// One replica of the configuration manager.
 pub struct Manager {
     id: ManagerId,
-    rules: Rules,
+    rules: Timing,
     founding: Founding,
     role: Role,
     next_ticket: Ticket,
@@ -179,7 +180,7 @@ impl Manager {
     /// Rules that do not fit together.
     pub fn new(
         id: ManagerId,
-        rules: Rules,
+        rules: Timing,
         founding: Founding,
         now_us: u64,
     ) -> Result<Manager, RulesError> {
@@ -200,7 +201,7 @@ impl Manager {
                 .step(
                     now_us,
                     event,
-                    &mut Desk::new(
+                    &mut StepContext::new(
                         self.id,
                         &self.rules,
                         &self.founding,
@@ -209,7 +210,7 @@ impl Manager {
                     ),
                 )
                 .map(|(office, revision, sent_us)| {
-                    let mut desk = Desk::new(
+                    let mut desk = StepContext::new(
                         self.id,
                         &self.rules,
                         &self.founding,
@@ -221,7 +222,7 @@ impl Manager {
                     )))
                 }),
             Role::Leading(leading) => {
-                let mut desk = Desk::new(
+                let mut desk = StepContext::new(
                     self.id,
                     &self.rules,
                     &self.founding,
@@ -271,23 +272,23 @@ impl Manager {
 }
 
 /// What the parts of a manager share while it steps.
-struct Desk<'a> {
+struct StepContext<'a> {
     id: ManagerId,
-    rules: &'a Rules,
+    rules: &'a Timing,
     founding: &'a Founding,
     next_ticket: &'a mut Ticket,
     out: &'a mut Vec<Action>,
 }
 
-impl<'a> Desk<'a> {
+impl<'a> StepContext<'a> {
     fn new(
         id: ManagerId,
-        rules: &'a Rules,
+        rules: &'a Timing,
         founding: &'a Founding,
         next_ticket: &'a mut Ticket,
         out: &'a mut Vec<Action>,
-    ) -> Desk<'a> {
-        Desk {
+    ) -> StepContext<'a> {
+        StepContext {
             id,
             rules,
             founding,
@@ -313,9 +314,9 @@ impl<'a> Desk<'a> {
 
 /// A record of the office that is being written.
 #[derive(Clone, Copy, Debug)]
-struct Beat {
+struct LeaseRenewal {
     ticket: Ticket,
-    office: Office,
+    office: LeaderRecord,
     expected: Revision,
     sent_us: u64,
 }

@@ -1,5 +1,6 @@
-//! What servers and managers tell each other; drawn in docs/formats.md, "Messages of the configuration manager". Any message
-//! may be lost, doubled, delayed or reordered: each is repeated until what it asks for is seen to have happened.
+//! What servers and managers tell each other; drawn in docs/formats.md, "Messages of the
+//! configuration manager". Any message may be lost, doubled, delayed or reordered: each is repeated
+//! until what it asks for is seen to have happened.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ pub struct Hello {
     pub server: ServerId,
     /// Number of its memory, drawn when the region was formatted.
     pub incarnation: u64,
-    /// Number of its process; later ones have higher numbers (a counter in the region, or the time of the start).
+    /// Number of its process; later ones have higher numbers (a counter in the region, or the time
+    /// of the start).
     pub session: u64,
     /// Address for clients.
     pub client: String,
@@ -47,7 +49,8 @@ pub enum FromServer {
         session: u64,
         /// Number of this request; the grant names it.
         number: u64,
-        /// Highest term it has adopted: nobody outside of that configuration reaches its memory any more.
+        /// Highest term it has adopted: nobody outside of that configuration reaches its memory any
+        /// more.
         adopted: u64,
     },
     /// Holds everything of a shard now.

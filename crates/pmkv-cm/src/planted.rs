@@ -1,5 +1,5 @@
-//! Mistakes on purpose, for the simulation: it must notice each. In every build but this crate's unit tests [`has`] is
-//! the constant `false`.
+//! Mistakes on purpose, for the simulation: it must notice each. In every build but this crate's
+//! unit tests [`has`] is the constant `false`.
 
 /// A mistake that can be planted; it stands beside the code that it breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::planted::{self, Mistake};
 
 /// Durations, limits and thresholds. All managers and servers of a cluster use the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct Timing {
     /// A server's lease in microseconds, counted from the moment it asked.
     pub lease_us: u64,
     /// How often a server asks, in microseconds.
@@ -13,13 +13,14 @@ pub struct Rules {
     pub suspect_us: u64,
     /// The active manager's own lease in the store, in microseconds.
     pub manager_lease_us: u64,
-    /// By how much any machine's clock may run fast or slow, in millionths. Twice as much is taken off every lease
-    /// on the holder's side.
+    /// By how much any machine's clock may run fast or slow, in millionths. Twice as much is taken
+    /// off every lease on the holder's side.
     pub drift_ppm: u32,
     /// A live member that has not adopted a configuration within this time is taken for failed.
     pub adopt_wait_us: u64,
-    /// When more than half of the members are silent, or have been restarted, the silent ones get this long to come back
-    /// before their shards go to others: a whole cluster that returns from a loss of power is not torn apart.
+    /// When more than half of the members are silent, or have been restarted, the silent ones get
+    /// this long to come back before their shards go to others: a whole cluster that returns from a
+    /// loss of power is not torn apart.
     pub return_wait_us: u64,
     /// A configuration is sent again to a member that has not adopted it after this time.
     pub resend_us: u64,
@@ -31,28 +32,30 @@ pub struct Rules {
     pub balance_permille: u64,
     /// Requests of all servers per period below which nothing is moved for load.
     pub min_requests: u64,
-    /// What a replication write costs the backup, in thousandths of what a request costs the primary: it comes without
-    /// the backup's processor and is only digested there.
+    /// What a replication write costs the backup, in thousandths of what a request costs the
+    /// primary: it comes without the backup's processor and is only digested there.
     pub backup_write_permille: u64,
     /// Copies of whole shards that a server gives or takes at once.
     pub copies_per_server: usize,
-    /// A copy that has become full waits so long for others to share a configuration with, in microseconds.
+    /// A copy that has become full waits so long for others to share a configuration with, in
+    /// microseconds.
     pub copied_wait_us: u64,
 }
 
 /// The longest lease in microseconds, an hour: everything that is counted from it then fits, too.
 pub const MAX_LEASE_US: u64 = 3_600_000_000;
 
-impl Default for Rules {
+impl Default for Timing {
     fn default() -> Self {
-        Rules::with_lease(10_000)
+        Timing::with_lease(10_000)
     }
 }
 
-impl Rules {
-    /// The default rules around a lease of `lease_us` microseconds. Of any lease: [`Rules::check`] refuses those that are too long.
-    pub fn with_lease(lease_us: u64) -> Rules {
-        Rules {
+impl Timing {
+    /// The default rules around a lease of `lease_us` microseconds. Of any lease: [`Timing::check`]
+    /// refuses those that are too long.
+    pub fn with_lease(lease_us: u64) -> Timing {
+        Timing {
             lease_us,
             renew_us: lease_us / 5,
             suspect_us: lease_us.saturating_mul(4) / 5,
@@ -71,14 +74,16 @@ impl Rules {
         }
     }
 
-    /// The default rules for servers with `cores` cores each: 10 ms with four or more; with fewer, longer in proportion, 20 ms at
-    /// most, because going over to a configuration then takes as long as a lease lasts, and would cause the next one.
-    pub fn for_cores(cores: usize) -> Rules {
-        Rules::with_lease(10_000 * 4u64.div_ceil((cores as u64).clamp(2, 4)))
+    /// The default rules for servers with `cores` cores each: 10 ms with four or more; with fewer,
+    /// longer in proportion, 20 ms at most, because going over to a configuration then takes as
+    /// long as a lease lasts, and would cause the next one.
+    pub fn for_cores(cores: usize) -> Timing {
+        Timing::with_lease(10_000 * 4u64.div_ceil((cores as u64).clamp(2, 4)))
     }
 
-    /// For how long a holder may believe in a lease of `lease_us`. The holder's clock may be slow and the grantor's
-    /// fast, each by `drift_ppm`: `(1 - 2d)` of it on a slow clock take no longer than all of it on a fast one.
+    /// For how long a holder may believe in a lease of `lease_us`. The holder's clock may be slow
+    /// and the grantor's fast, each by `drift_ppm`: `(1 - 2d)` of it on a slow clock take no longer
+    /// than all of it on a fast one.
     pub fn trusted_us(&self, lease_us: u64) -> u64 {
         if planted::has(Mistake::DriftIgnored) {
             return lease_us;
@@ -134,19 +139,19 @@ mod tests {
     #[test]
     fn defaults_are_sound_and_scale() {
         for cores in 0..100 {
-            Rules::for_cores(cores).check().unwrap();
+            Timing::for_cores(cores).check().unwrap();
         }
-        assert_eq!(Rules::for_cores(0).lease_us, 20_000);
-        assert_eq!(Rules::for_cores(2).lease_us, 20_000);
-        assert_eq!(Rules::for_cores(64).lease_us, 10_000);
-        assert_eq!(Rules::default().trusted_us(10_000), 9_980);
+        assert_eq!(Timing::for_cores(0).lease_us, 20_000);
+        assert_eq!(Timing::for_cores(2).lease_us, 20_000);
+        assert_eq!(Timing::for_cores(64).lease_us, 10_000);
+        assert_eq!(Timing::default().trusted_us(10_000), 9_980);
     }
 
     #[test]
     fn absurd_leases_are_refused() {
-        Rules::with_lease(MAX_LEASE_US).check().unwrap();
+        Timing::with_lease(MAX_LEASE_US).check().unwrap();
         for lease_us in [0, 99, MAX_LEASE_US + 1, u64::MAX / 20, u64::MAX] {
-            let refused = Rules::with_lease(lease_us).check();
+            let refused = Timing::with_lease(lease_us).check();
             assert!(refused.is_err(), "{lease_us}");
         }
     }

@@ -1,6 +1,7 @@
-//! Whole clusters in one thread: managers over a store, servers with the smallest engine that can lose a write, a
-//! network that loses, delays and reorders, clocks that drift, processes that pause, crash and return. Everything follows
-//! from the seed. What must hold is checked at every step (`checks.rs`).
+//! Whole clusters in one thread: managers over a store, servers with the smallest engine that can
+//! lose a write, a network that loses, delays and reorders, clocks that drift, processes that
+//! pause, crash and return. Everything follows from the seed. What must hold is checked at every
+//! step (`checks.rs`).
 
 mod checks;
 mod engine;

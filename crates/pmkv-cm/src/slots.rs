@@ -1,7 +1,7 @@
-//! Keys, Redis slots, shards. A key's position is a 64-bit number whose highest 14 bits are its Redis slot and whose
-//! others are a hash of the whole key; a shard is a contiguous range of positions, cut at borders between slots. So
-//! every slot belongs to exactly one shard, and a cluster client that knows slots can route.
-//! //= rowan §4.1
+//! Keys, Redis slots, shards. A key's position is a 64-bit number whose highest 14 bits are its
+//! Redis slot and whose others are a hash of the whole key; a shard is a contiguous range of
+//! positions, cut at borders between slots. So every slot belongs to exactly one shard, and a
+//! cluster client that knows slots can route. //= rowan §4.1
 
 use cyclone_wire::slot::{SLOTS, slot};
 

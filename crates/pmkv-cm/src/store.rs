@@ -1,11 +1,13 @@
-//! The store of configurations: two records, compared and swapped by revision. Implementations: [`memory`] (tests),
+//! The store of configurations: two records, compared and swapped by revision. Implementations:
+//! [`memory`] (tests),
 //! [`raft`] (our own consensus, embedded), etcd and ZooKeeper behind features of their names.
 //!
-//! A lease is nothing a store has to offer: it follows from compare-and-swap. A manager in office swaps its record
-//! ever again and counts from the moment it *sent* the last swap that succeeded. Another one that has watched the record
-//! stand still for a whole lease swaps from the revision it saw: if that succeeds, the last renewal was sent before it
-//! looked, so the lease has run out. No clock of the store takes part, and leases may be far shorter than those of
-//! etcd (seconds) or ZooKeeper (sessions of several ticks).
+//! A lease is nothing a store has to offer: it follows from compare-and-swap. A manager in office
+//! swaps its record ever again and counts from the moment it *sent* the last swap that succeeded.
+//! Another one that has watched the record stand still for a whole lease swaps from the revision it
+//! saw: if that succeeds, the last renewal was sent before it looked, so the lease has run out. No
+//! clock of the store takes part, and leases may be far shorter than those of etcd (seconds) or
+//! ZooKeeper (sessions of several ticks).
 
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -23,19 +25,19 @@ pub mod zookeeper;
 pub enum Key {
     /// The [`crate::Configuration`].
     Configuration,
-    /// The [`crate::codec::Office`].
-    Office,
+    /// The [`crate::codec::LeaderRecord`].
+    LeaderRecord,
 }
 
 impl Key {
     /// Both.
-    pub const ALL: [Key; 2] = [Key::Configuration, Key::Office];
+    pub const ALL: [Key; 2] = [Key::Configuration, Key::LeaderRecord];
 
     /// The record's name, as part of a path.
     pub fn name(self) -> &'static str {
         match self {
             Key::Configuration => "configuration",
-            Key::Office => "manager",
+            Key::LeaderRecord => "manager",
         }
     }
 }
@@ -114,7 +116,8 @@ pub enum StoreError {
 
 /// A store, from one manager's side. It never blocks.
 pub trait Store {
-    /// Begins a request. Its answer comes from [`Store::poll`], once, [`Answer::Unknown`] if nothing else becomes known.
+    /// Begins a request. Its answer comes from [`Store::poll`], once, [`Answer::Unknown`] if
+    /// nothing else becomes known.
     ///
     /// # Errors
     /// Nothing was done, and no answer will come.

@@ -1,6 +1,6 @@
 //! Bytes from strangers: what was written comes back, and nothing else does any harm.
 
-use cyclone_pmkv_cm::codec::{Leases, Office, most_record_bytes};
+use cyclone_pmkv_cm::codec::{LeaderRecord, Leases, most_record_bytes};
 use cyclone_pmkv_cm::message::Refusal;
 use cyclone_pmkv_cm::{
     Configuration, Copy, FromServer, Hello, Load, ManagerId, Member, Migration, MigrationKind,
@@ -101,7 +101,7 @@ proptest! {
             prop_assert_eq!(config.check(), Ok(()));
             prop_assert_eq!(config.encode(), framed.clone());
         }
-        if let Ok(office) = Office::decode(&framed) {
+        if let Ok(office) = LeaderRecord::decode(&framed) {
             prop_assert_eq!(office.encode(), framed.clone());
         }
         if let Ok(message) = FromServer::decode(&framed) {
@@ -132,13 +132,13 @@ fn records_of_the_office_come_back() {
         manager_lease_us: 20_000,
     };
     for leases in [None, Some(told)] {
-        let office = Office {
+        let office = LeaderRecord {
             holder: ManagerId(2),
             epoch: 7,
             beat: 9,
             leases,
         };
-        assert_eq!(Office::decode(&office.encode()), Ok(office));
+        assert_eq!(LeaderRecord::decode(&office.encode()), Ok(office));
     }
 }
 

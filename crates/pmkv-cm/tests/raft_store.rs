@@ -145,8 +145,8 @@ fn what_is_written_outlives_every_crash() {
     }
 }
 
-/// A replica is away for so long that the others have dropped what it lacks: it is sent the state. It then leads, and
-/// knows everything.
+/// A replica is away for so long that the others have dropped what it lacks: it is sent the state.
+/// It then leads, and knows everything.
 #[test]
 fn a_replica_that_was_away_gets_the_state() {
     let mut replicas = Replicas::new(3);

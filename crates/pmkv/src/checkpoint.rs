@@ -1,14 +1,19 @@
-//! Checkpoints of the indexes: a cold start reads one, and then only segments that are not in it (rowan §4.7).
+//! Checkpoints of the indexes: a cold start reads one, and then only segments that are not in it
+//! (rowan §4.7).
 //!
-//! A checkpoint names the segments that were committed when it was begun, with their epochs, and says where the index pointed
-//! into them. It is taken while the store is used, a few chains at a time. That is enough:
+//! A checkpoint names the segments that were committed when it was begun, with their epochs, and
+//! says where the index pointed into them. It is taken while the store is used, a few chains at a
+//! time. That is enough:
 //!
-//! - A committed segment's bytes never change, and its epoch changes when it is given away. Those of another epoch, or in
-//!   another state, are read as if there was no checkpoint; entries of a checkpoint that lie there do not count.
-//! - An entry that is a key's newest now, in a segment that was committed then, was its newest then: it is in the checkpoint.
-//!   What was moved by cleaning meanwhile, or written later, lies in segments that are read.
-//! - Of two entries of a key the newer one counts, wherever it was found. A tombstone goes only when every older segment
-//!   has gone (`clean`): no checkpoint has the value that it deleted, in a segment that is still what it was.
+//! - A committed segment's bytes never change, and its epoch changes when it is given away. Those
+//!   of another epoch, or in another state, are read as if there was no checkpoint; entries of a
+//!   checkpoint that lie there do not count.
+//! - An entry that is a key's newest now, in a segment that was committed then, was its newest
+//!   then: it is in the checkpoint. What was moved by cleaning meanwhile, or written later, lies in
+//!   segments that are read.
+//! - Of two entries of a key the newer one counts, wherever it was found. A tombstone goes only
+//!   when every older segment has gone (`clean`): no checkpoint has the value that it deleted, in a
+//!   segment that is still what it was.
 //! - What was void before is left out; a shard that was declared void later is left out whole.
 //!
 //! ```text
@@ -28,10 +33,10 @@ use cyclone_wire::codec::{DecodeError, Reader};
 use cyclone_wire::ring::crc32c_of;
 
 use crate::configuration::ShardId;
+use crate::discarded_copy::Voids;
 use crate::entry::Kind;
 use crate::rebuild::Restored;
 use crate::store::Store;
-use crate::void::Voids;
 use crate::words::WordMap;
 
 const MAGIC: u64 = 0x3154_5049_4b43_4350;
@@ -52,8 +57,8 @@ pub trait Sink: Send {
     /// The checkpoint is given up.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// That was all. Answers whether this checkpoint is the newest from here on; if not yet, it is asked again. Must not wait for a
-    /// disk: the control thread asks.
+    /// That was all. Answers whether this checkpoint is the newest from here on; if not yet, it is
+    /// asked again. Must not wait for a disk: the control thread asks.
     ///
     /// # Errors
     /// It is not the newest, and will not be.
@@ -174,7 +179,8 @@ impl Checkpoint {
         self.segments.iter().filter_map(is_same).collect()
     }
 
-    /// What counts of it: versions that were known are noted in `store`, entries are handed over by shard.
+    /// What counts of it: versions that were known are noted in `store`, entries are handed over by
+    /// shard.
     pub(crate) fn take(
         &self,
         covered: &HashSet<u32>,
@@ -323,7 +329,8 @@ impl Writing {
                 if !segment.is_some_and(|it| self.covered.contains(&it)) {
                     continue;
                 }
-                // Of a committed segment that is not cleaned meanwhile: this thread is the one that cleans.
+                // Of a committed segment that is not cleaned meanwhile: this thread is the one that
+                // cleans.
                 if let (Some(header), Some(hash)) = (heap.header(address), heap.hash_at(address)) {
                     let is_put = header.kind == Kind::Put;
                     let (len, version) = (header.len(), header.stamp.version);
@@ -378,7 +385,8 @@ fn seal(bytes: &mut Vec<u8>) {
 /// What a start takes from a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Number of the memory, drawn when it was formatted: a checkpoint of another one does not count.
+    /// Number of the memory, drawn when it was formatted: a checkpoint of another one does not
+    /// count.
     pub memory: u64,
     /// The checkpoint, if there is one.
     pub checkpoint: Option<Arc<Checkpoint>>,

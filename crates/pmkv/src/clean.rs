@@ -1,12 +1,15 @@
-//! Cleaning: live entries of a committed segment are copied, the segment is free again (rowan §4.4).
+//! Cleaning: live entries of a committed segment are copied, the segment is free again (rowan
+//! §4.4).
 //!
-//! **Tombstones.** The index points at a tombstone for as long as an older version of its key may lie anywhere in this memory:
-//! a rebuild would find that one. Older versions can only lie in segments that were allocated before the tombstone was
-//! committed. So the first time that a tombstone is cleaned, its copy notes the next epoch; it is dropped when every
-//! segment in use has that epoch or a later one.
+//! **Tombstones.** The index points at a tombstone for as long as an older version of its key may
+//! lie anywhere in this memory: a rebuild would find that one. Older versions can only lie in
+//! segments that were allocated before the tombstone was committed. So the first time that a
+//! tombstone is cleaned, its copy notes the next epoch; it is dropped when every segment in use has
+//! that epoch or a later one.
 //!
-//! **CommitVers.** A replica must not forget how far a shard was committed while it forgets tombstones below: the newest
-//! CommitVers are written down again before a segment with such is freed.
+//! **CommitVers.** A replica must not forget how far a shard was committed while it forgets
+//! tombstones below: the newest CommitVers are written down again before a segment with such is
+//! freed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,15 +24,17 @@ use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 /// When values are refused, segments that are less live than this are cleaned too, in percent.
 const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
 
-/// Before that, up to so much. What a segment's end has no room for is dead in every copy too: taking nearly full segments
-/// without need would go on for ever.
+/// Before that, up to so much. What a segment's end has no room for is dead in every copy too:
+/// taking nearly full segments without need would go on for ever.
 const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
 
-/// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
-/// memory that is mostly live would else be refused to its writers before anything is won back.
+/// Cleaning begins to take fuller segments when less than so many times as many are free as when
+/// values are refused: a memory that is mostly live would else be refused to its writers before
+/// anything is won back.
 const EARLY: u32 = 3;
 
-/// How long nothing is looked for to be cleaned after nothing was found, unless another segment is committed meanwhile.
+/// How long nothing is looked for to be cleaned after nothing was found, unless another segment is
+/// committed meanwhile.
 const LOOK_AGAIN_US: u64 = 1_000;
 
 /// The segment that is cleaned.
@@ -55,7 +60,8 @@ pub(crate) fn empty_segments(table: &BackupMemory) -> HashSet<u32> {
 }
 
 impl Control {
-    /// Cleans one segment, if one is worth it. Where none was, it is a moment before one is looked for again.
+    /// Cleans one segment, if one is worth it. Where none was, it is a moment before one is looked
+    /// for again.
     pub(crate) fn clean_one(&mut self, now_us: u64) -> bool {
         if now_us < self.clean_due_us {
             return false;
@@ -70,7 +76,8 @@ impl Control {
         self.log.fence();
         let live = self.store.heap().live_bytes(segment);
         if live > 0 {
-            // The index points at what the scan did not find whole. When some of it is overwritten the segment is looked at again.
+            // The index points at what the scan did not find whole. When some of it is overwritten
+            // the segment is looked at again.
             self.kept.insert(segment, live);
             self.stats.kept = self.kept.len() as u64;
             return true;
@@ -80,8 +87,8 @@ impl Control {
         true
     }
 
-    /// Segments less live than this are cleaned, in percent: the more, the fewer are free. Those that may wait will have fewer live
-    /// entries to be copied.
+    /// Segments less live than this are cleaned, in percent: the more, the fewer are free. Those
+    /// that may wait will have fewer live entries to be copied.
     fn clean_below_percent(&self) -> u64 {
         if self.store.space().is_full() {
             return CLEAN_BELOW_WHEN_FULL_PERCENT;
@@ -171,9 +178,9 @@ impl Control {
         self.copy_commits(commits)
     }
 
-    /// The lowest epoch of a segment in use, another one than this. Segments that are posted to an append queue and
-    /// have received nothing do not count: they had not when a tombstone was noted either, and nothing older than a
-    /// committed tombstone comes later.
+    /// The lowest epoch of a segment in use, another one than this. Segments that are posted to an
+    /// append queue and have received nothing do not count: they had not when a tombstone was noted
+    /// either, and nothing older than a committed tombstone comes later.
     fn oldest_epoch_but(&self, segment: u32) -> u64 {
         let table = self.table();
         let empty = empty_segments(table);

@@ -1,4 +1,5 @@
-//! Who serves which shard: what the configuration manager decides, as plain data (rowan §4.5), and where keys belong.
+//! Who serves which shard: what the configuration manager decides, as plain data (rowan §4.5), and
+//! where keys belong.
 
 use cyclone_fabric::Address;
 use cyclone_wire::slot;
@@ -36,7 +37,8 @@ pub struct Placement {
     pub backups: Vec<ServerId>,
     /// Who receives its writes and does not have all of it yet; never to be promoted.
     pub joining: Vec<ServerId>,
-    /// While the shard moves to its primary: the backup that served it before and has all that the primary lacks.
+    /// While the shard moves to its primary: the backup that served it before and has all that the
+    /// primary lacks.
     pub source: Option<ServerId>,
 }
 
@@ -158,8 +160,9 @@ impl Configuration {
         self.servers.iter().find(|server| server.id == id)
     }
 
-    /// The next configuration, without a server: a backup is promoted for each shard that loses its primary, the one
-    /// with the fewest shards to serve. A shard whose last holder goes keeps nobody and is not in the answer's list.
+    /// The next configuration, without a server: a backup is promoted for each shard that loses its
+    /// primary, the one with the fewest shards to serve. A shard whose last holder goes keeps
+    /// nobody and is not in the answer's list.
     //= rowan §4.5
     pub fn without(&self, failed: ServerId) -> (Configuration, Vec<ShardId>) {
         let mut next = self.clone();
@@ -194,8 +197,8 @@ impl Configuration {
         (next, lost)
     }
 
-    /// The next configuration, with a server that has nothing yet: it joins the shards that have fewest holders until
-    /// each has `copies`.
+    /// The next configuration, with a server that has nothing yet: it joins the shards that have
+    /// fewest holders until each has `copies`.
     pub fn with(&self, server: Server, copies: usize) -> Configuration {
         let mut next = self.clone();
         next.term += 1;
@@ -237,8 +240,9 @@ pub fn shard_of_slot(slot: u16, shards: u16) -> ShardId {
     (u32::from(slot) * u32::from(shards.max(1)) / u32::from(slot::SLOTS)) as ShardId
 }
 
-/// Where a key belongs: a place in a 64-bit space whose highest bits are the key's Redis slot, so that contiguous ranges of
-/// it are ranges of slots and cluster clients find their way; and a hash for the index.
+/// Where a key belongs: a place in a 64-bit space whose highest bits are the key's Redis slot, so
+/// that contiguous ranges of it are ranges of slots and cluster clients find their way; and a hash
+/// for the index.
 //= rowan §4.1
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash {

@@ -1,5 +1,6 @@
-//! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
-//! the server's own logs, digests, and cleans. It alone changes the segment table.
+//! The control thread (rowan §4.3): posts segments and finds used ones through the replication
+//! protocol, gives segments to the server's own logs, digests, and cleans. It alone changes the
+//! segment table.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use crate::checkpoint::{Progress, Sink, Start, Writing};
 use crate::clean::empty_segments;
 use crate::configuration::{KeyHash, ServerId, ShardId};
 use crate::digest::{Digested, Found, index, records_of};
+use crate::discarded_copy::{DiscardedCopy, Voids};
 use crate::entry::{Entry, Kind};
 use crate::log::Log;
 use crate::rebuild::rebuild;
 use crate::space::Granted;
 use crate::store::Store;
-use crate::void::{Void, Voids};
 use crate::words::WordMap;
 
 /// See [`ControlConfig::clean_from_used_percent`].
@@ -38,8 +39,8 @@ pub struct ControlConfig {
     pub remote_reserve: u32,
     /// Segments less live than this are cleaned, in percent; fuller ones, when few are free.
     pub clean_below_percent: u32,
-    /// That is so once this part of the segments is in use, in percent; before that, less live ones in proportion: what may wait will
-    /// have less to be copied.
+    /// That is so once this part of the segments is in use, in percent; before that, less live ones
+    /// in proportion: what may wait will have less to be copied.
     pub clean_from_used_percent: u32,
 }
 
@@ -97,13 +98,15 @@ pub struct Control {
     /// Which shards' last look at commits found nothing to do: their CommitVers then.
     looked: Vec<u64>,
     look_again: bool,
-    /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
+    /// Whether tombstones stay: older versions of their keys may still be sent by a shard's
+    /// primary.
     pub(crate) keeps_tombstones: bool,
     voids: Voids,
     /// Where segments are copied to, to be read.
     pub(crate) copy: Vec<u8>,
     pub(crate) found: Found,
-    /// Segments that could not be cleaned because of damaged entries, and how many of their bytes were needed then.
+    /// Segments that could not be cleaned because of damaged entries, and how many of their bytes
+    /// were needed then.
     pub(crate) kept: BTreeMap<u32, u64>,
     /// When something to be cleaned is looked for again.
     pub(crate) clean_due_us: u64,
@@ -112,8 +115,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Takes over a backup's memory: everything in it that was committed is indexed, what was not is digested by the steps
-    /// that follow; see [`Control::is_drained`].
+    /// Takes over a backup's memory: everything in it that was committed is indexed, what was not
+    /// is digested by the steps that follow; see [`Control::is_drained`].
     ///
     /// # Errors
     /// When the table does not allow what must be done.
@@ -122,7 +125,7 @@ impl Control {
         backup: Box<dyn Backup>,
         config: ControlConfig,
         shards: u16,
-        voids: &[(ShardId, Void)],
+        voids: &[(ShardId, DiscardedCopy)],
         threads: usize,
         start: &Start,
     ) -> Result<Control, ReplicationError> {
@@ -175,8 +178,8 @@ impl Control {
         &*self.backup
     }
 
-    /// Goes over to a term: servers that are no longer members have no access from here on, nor has anybody in an older
-    /// term. What they wrote is handed over for digestion.
+    /// Goes over to a term: servers that are no longer members have no access from here on, nor has
+    /// anybody in an older term. What they wrote is handed over for digestion.
     ///
     /// # Errors
     /// What the fabric says; the call can be repeated.
@@ -195,8 +198,9 @@ impl Control {
         Ok(())
     }
 
-    /// Indexes what lies in segments that are still written, or not handed over yet: protocols whose segments outlive a term keep older terms'
-    /// records there. Digested they will be again, when they are full.
+    /// Indexes what lies in segments that are still written, or not handed over yet: protocols
+    /// whose segments outlive a term keep older terms' records there. Digested they will be again,
+    /// when they are full.
     fn index_open(&mut self) -> Result<(), ReplicationError> {
         let table = self.backup.table();
         // Protocols may also keep closed ones back for a while before they hand them over.
@@ -224,12 +228,13 @@ impl Control {
         Ok(())
     }
 
-    /// Drops everything that is here of these shards; answers what to tell [`Control::open`] from now on, so that it stays
-    /// dropped. For shards that nobody writes to here at this moment: after [`Control::fence`], before the commitment.
+    /// Drops everything that is here of these shards; answers what to tell [`Control::open`] from
+    /// now on, so that it stays dropped. For shards that nobody writes to here at this moment:
+    /// after [`Control::fence`], before the commitment.
     ///
     /// # Errors
     /// A memory that cannot be scanned.
-    pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, ReplicationError> {
+    pub fn void(&mut self, shards: &[ShardId]) -> Result<DiscardedCopy, ReplicationError> {
         let table = self.backup.table();
         let mut open = BTreeMap::new();
         // Hundreds may be posted: they need not be read.
@@ -244,7 +249,7 @@ impl Control {
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
             open.insert(epoch, written);
         }
-        let void = Void {
+        let void = DiscardedCopy {
             before_epoch: table.next_epoch(),
             open: Arc::new(open),
         };
@@ -299,7 +304,8 @@ impl Control {
         busy
     }
 
-    /// Begins to write a checkpoint of the indexes, a little with each step; one that is under way is given up.
+    /// Begins to write a checkpoint of the indexes, a little with each step; one that is under way
+    /// is given up.
     ///
     /// # Errors
     /// The sink's.
@@ -394,7 +400,8 @@ impl Control {
         }
     }
 
-    /// Whether a segment can be spared: cleaning, the log that notes deletions, and those who replicate to this memory go on without it.
+    /// Whether a segment can be spared: cleaning, the log that notes deletions, and those who
+    /// replicate to this memory go on without it.
     pub(crate) fn has_room_to_spare(&self) -> bool {
         let needed = self.config.cleaning_reserve.max(self.config.remote_reserve);
         self.backup.table().free_segments() > needed + 1
@@ -480,8 +487,8 @@ impl Control {
         }
     }
 
-    /// Takes an entry from another replica, unless what is known is as new: written down, then indexed. `false` if there is
-    /// no room now.
+    /// Takes an entry from another replica, unless what is known is as new: written down, then
+    /// indexed. `false` if there is no room now.
     pub fn adopt_if_newer(&mut self, bytes: &[u8]) -> bool {
         let Ok(entry) = Entry::decode(bytes) else {
             return true;
@@ -559,8 +566,8 @@ impl Control {
 }
 
 impl Control {
-    /// What a key would be if everything that lies in this memory counted: what is digested, and what is not yet. For
-    /// tests and tools: it reads the whole backup log.
+    /// What a key would be if everything that lies in this memory counted: what is digested, and
+    /// what is not yet. For tests and tools: it reads the whole backup log.
     pub fn newest_value(&self, key: &[u8]) -> Option<Vec<u8>> {
         let KeyHash { slot, hash } = KeyHash::of(key);
         let known = self.store.find(self.store.shard_of(slot), hash, key);

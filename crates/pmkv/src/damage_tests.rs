@@ -1,4 +1,5 @@
-//! Bits turn in memory that was whole: what can still be read is not lost with it, and what cannot is not taken for absent.
+//! Bits turn in memory that was whole: what can still be read is not lost with it, and what cannot
+//! is not taken for absent.
 
 use cyclone_wire::command::Operation;
 use cyclone_wire::reply::Reply;

@@ -36,7 +36,8 @@ impl Found {
         self.records.push((at, self.bytes.len(), is_in_one));
     }
 
-    /// The records in parts; before a part is given, what the store knows of its keys is brought into the caches.
+    /// The records in parts; before a part is given, what the store knows of its keys is brought
+    /// into the caches.
     pub fn parts<'a>(
         &'a self,
         store: &'a Store,
@@ -63,8 +64,9 @@ pub(crate) fn key_of(bytes: &[u8]) -> Option<(ShardId, u64)> {
     is_of_key.then(|| (entry.header.stamp.shard, KeyHash::hash_of(entry.key)))
 }
 
-/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. `bytes` are whole: another
-/// checksum says so, or nobody else has had them. Bytes that are no entry are nobody's, and what is void is passed over.
+/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. `bytes`
+/// are whole: another checksum says so, or nobody else has had them. Bytes that are no entry are
+/// nobody's, and what is void is passed over.
 pub(crate) fn index(
     store: &Store,
     is_void: impl Fn(ShardId) -> bool,
@@ -102,9 +104,10 @@ pub(crate) fn note_commits(store: &Store, is_void: impl Fn(ShardId) -> bool, ent
     }
 }
 
-/// The records of a segment of any log: address, bytes, and whether these are known to lie there in one piece. `copy` is
-/// where the segment is copied to. The server's own logs have no holes, but what lies behind a damaged block counts: the
-/// index points at it, and after a crash it is a write of which nobody was told yet.
+/// The records of a segment of any log: address, bytes, and whether these are known to lie there in
+/// one piece. `copy` is where the segment is copied to. The server's own logs have no holes, but
+/// what lies behind a damaged block counts: the index points at it, and after a crash it is a write
+/// of which nobody was told yet.
 pub(crate) fn records_of(
     table: &BackupMemory,
     segment: u32,

@@ -1,4 +1,5 @@
-//! Log entries: an object or its deletion, several of them in one, or what is committed. Pure. Drawn in docs/formats.md.
+//! Log entries: an object or its deletion, several of them in one, or what is committed. Pure.
+//! Drawn in docs/formats.md.
 //!
 //! ```text
 //!   0     4      5       6         8                        16          20      24
@@ -6,9 +7,10 @@
 //!     u32   u8     u8      u16       u64: version << 16 | shard   u32     u32
 //! ```
 //!
-//! The checksum covers everything behind it. An entry stands alone in a block of `replication::frame`, whose checksum is
-//! seeded with the segment's epoch: that one tells an entry from bytes of a segment's earlier life, this one guards the
-//! object for as long as the index points at it. Blocks of entries beyond the MTU carry count and number there too.
+//! The checksum covers everything behind it. An entry stands alone in a block of
+//! `replication::frame`, whose checksum is seeded with the segment's epoch: that one tells an entry
+//! from bytes of a segment's earlier life, this one guards the object for as long as the index
+//! points at it. Blocks of entries beyond the MTU carry count and number there too.
 
 use cyclone_wire::codec::{DecodeError, Reader};
 use cyclone_wire::ring::crc32c_of;
@@ -36,11 +38,14 @@ const MEMBER_ALIGN: usize = 8;
 pub enum Kind {
     /// The key has this value.
     Put,
-    /// The key has no value. On clean-up its value may hold the epoch before which older versions may lie.
+    /// The key has no value. On clean-up its value may hold the epoch before which older versions
+    /// may lie.
     Delete,
-    /// Several entries that count together or not at all: whole entries behind each other, at multiples of 8.
+    /// Several entries that count together or not at all: whole entries behind each other, at
+    /// multiples of 8.
     Batch,
-    /// Up to which version each shard's entries are on every replica (rowan §4.4): 8 bytes per shard.
+    /// Up to which version each shard's entries are on every replica (rowan §4.4): 8 bytes per
+    /// shard.
     Commit,
 }
 
@@ -153,7 +158,8 @@ impl Header {
         false
     }
 
-    /// The version of the first entry of the batch that it was written in; its own if it stands alone.
+    /// The version of the first entry of the batch that it was written in; its own if it stands
+    /// alone.
     pub fn batch(&self) -> u64 {
         let before = u64::from(self.count.saturating_sub(1));
         match self.kind {
@@ -175,8 +181,8 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Reads the entry at the front of bytes that are known to be whole by another checksum, or were never away: its own
-    /// is not looked at.
+    /// Reads the entry at the front of bytes that are known to be whole by another checksum, or
+    /// were never away: its own is not looked at.
     ///
     /// # Errors
     /// What is wrong with its lengths.
@@ -206,8 +212,9 @@ impl<'a> Entry<'a> {
         Ok(Entry { header, key, value })
     }
 
-    /// The entries that this one says, with where each begins in its bytes: itself, or a batch's members. A member that
-    /// is not whole ends the walk: it cannot happen below a checksum that fits.
+    /// The entries that this one says, with where each begins in its bytes: itself, or a batch's
+    /// members. A member that is not whole ends the walk: it cannot happen below a checksum that
+    /// fits.
     pub fn members(&self) -> impl Iterator<Item = (usize, Entry<'a>)> + use<'a> {
         let (own, batch) = match self.header.kind {
             Kind::Batch => (None, self.value),
@@ -223,8 +230,8 @@ impl<'a> Entry<'a> {
         }))
     }
 
-    /// A tombstone anew, without the epoch that cleaning has noted in it, if it has: epochs count the segments of the memory that
-    /// it lies in, and mean nothing in another.
+    /// A tombstone anew, without the epoch that cleaning has noted in it, if it has: epochs count
+    /// the segments of the memory that it lies in, and mean nothing in another.
     pub fn without_note(&self) -> Option<Vec<u8>> {
         let is_noted = self.header.kind == Kind::Delete && !self.value.is_empty();
         is_noted.then(|| {
@@ -249,7 +256,8 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Writes an entry behind what `into` holds. The caller keeps to [`MAX_KEY_BYTES`] and [`MAX_ENTRY_BYTES`].
+/// Writes an entry behind what `into` holds. The caller keeps to [`MAX_KEY_BYTES`] and
+/// [`MAX_ENTRY_BYTES`].
 pub fn encode(kind: Kind, stamp: Stamp, count: u32, key: &[u8], value: &[u8], into: &mut Vec<u8>) {
     debug_assert!(key.len() <= MAX_KEY_BYTES);
     let start = into.len();
@@ -268,7 +276,8 @@ pub fn encode(kind: Kind, stamp: Stamp, count: u32, key: &[u8], value: &[u8], in
 /// One member of a batch: `None` deletes the key.
 pub type Member<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// Writes a batch whose members have the versions from `first` on; answers where each member begins.
+/// Writes a batch whose members have the versions from `first` on; answers where each member
+/// begins.
 pub fn encode_batch(first: Stamp, members: &[Member<'_>], into: &mut Vec<u8>) -> Vec<usize> {
     let mut body = Vec::new();
     let mut places = Vec::with_capacity(members.len());

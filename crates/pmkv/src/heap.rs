@@ -1,7 +1,8 @@
 //! Entries in memory by address, and how much of each segment is still needed.
 //!
-//! An address is an entry's first byte, counted from the first byte of the server's memory. Whatever is read through an
-//! address may be overwritten at the same time: entries are checked whole, and who found the address looks again.
+//! An address is an entry's first byte, counted from the first byte of the server's memory.
+//! Whatever is read through an address may be overwritten at the same time: entries are checked
+//! whole, and who found the address looks again.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -151,8 +152,9 @@ impl Heap {
         Object::new(self.area.read_vec(address, header.len() as u64))
     }
 
-    /// Whether the entry at an address, which an item of the key's tag points at, is this key's. Other keys' are few there: they are read
-    /// whole as well, because a damaged header names another key.
+    /// Whether the entry at an address, which an item of the key's tag points at, is this key's.
+    /// Other keys' are few there: they are read whole as well, because a damaged header names
+    /// another key.
     pub fn look(&self, address: u64, key: &[u8]) -> Looked<Object> {
         match self.object(address) {
             Some(object) if object.key() == key => Looked::Mine(object),
@@ -161,14 +163,16 @@ impl Heap {
         }
     }
 
-    /// The key of the entry at an address, if it is a value. Its checksum is not looked at, its value not read.
+    /// The key of the entry at an address, if it is a value. Its checksum is not looked at, its
+    /// value not read.
     pub fn key_of_value(&self, address: u64) -> Option<Vec<u8>> {
         let header = self.header(address)?;
         let at = address + HEADER_BYTES as u64;
         (header.kind == Kind::Put).then(|| self.area.read_vec(at, header.key_len as u64))
     }
 
-    /// The header of the entry at an address, if it is this key's. For addresses that cannot be given away meanwhile.
+    /// The header of the entry at an address, if it is this key's. For addresses that cannot be
+    /// given away meanwhile.
     pub fn header_of(&self, address: u64, key: &[u8]) -> Option<Header> {
         let header = self.header(address)?;
         if header.key_len != key.len() {
@@ -239,7 +243,8 @@ impl Heap {
         live.map_or(0, |live| live.load(Ordering::SeqCst).max(0) as u64)
     }
 
-    /// Says whether every entry of a segment is on every replica: its version is not above its shard's CommitVer.
+    /// Says whether every entry of a segment is on every replica: its version is not above its
+    /// shard's CommitVer.
     pub fn settle(&self, segment: u32, is_settled: bool) {
         if let Some(settled) = self.settled.get(segment as usize) {
             settled.store(is_settled, Ordering::SeqCst);

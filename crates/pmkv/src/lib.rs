@@ -1,6 +1,8 @@
-//! Rowan-KV: a sharded, log-structured key-value store in persistent memory, whose backups do nothing while a client waits
-//! (rowan §4–5). A server's worker appends to its own log, writes to every backup's log one-sidedly, by any of the
-//! protocols of `replication`, and answers when all have it.
+//! Rowan-KV: a sharded, log-structured key-value store in persistent memory (rowan §4–5). A
+//! server's worker appends to its own log, writes to every backup's log by any of the protocols of
+//! `replication`, and answers when all have it. With the one-sided ones over shared memory a
+//! backup's program takes no part in that; over `rpc`, and over libfabric's software providers, it
+//! does.
 //!
 //! ```text
 //!   Configuration  who serves which shard, and where keys belong         configuration.rs
@@ -8,7 +10,7 @@
 //!   Index          where a shard's objects lie, in DRAM                   index/
 //!   Heap           entries by address, live bytes per segment             heap.rs
 //!   Store          what a server's threads share                          store.rs, space.rs, walk.rs
-//!   Void           what is there and does not count                        void.rs
+//!   DiscardedCopy  copies of shards that do not count                      discarded_copy.rs
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
 //!   Checkpoint     the indexes in a file, for a faster start               checkpoint.rs
@@ -29,6 +31,7 @@ pub mod control;
 #[cfg(test)]
 mod damage_tests;
 mod digest;
+pub mod discarded_copy;
 pub mod entry;
 pub mod heap;
 pub mod index;
@@ -41,7 +44,6 @@ pub mod space;
 pub mod store;
 #[cfg(test)]
 mod testing;
-pub mod void;
 pub mod walk;
 mod words;
 pub mod worker;
@@ -49,7 +51,7 @@ pub mod worker;
 pub use checkpoint::{Checkpoint, Sink, Start};
 pub use configuration::{Configuration, KeyHash, Placement, Server, ServerId, ShardId};
 pub use control::{Control, ControlConfig};
+pub use discarded_copy::DiscardedCopy;
 pub use node::{Endpoints, Node, NodeConfig, NodeError, SharedControl};
 pub use store::Store;
-pub use void::Void;
 pub use worker::{Answer, Role, Worker, WorkerConfig};

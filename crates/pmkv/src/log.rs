@@ -1,5 +1,6 @@
-//! A log of the server's own: a worker's t-log, or where a cleaner copies to (rowan §4.1). Blocks behind each other from a
-//! segment's front, each with one entry. No block is written behind a place without one, but one may be damaged later.
+//! A log of the server's own: a worker's t-log, or where a cleaner copies to (rowan §4.1). Blocks
+//! behind each other from a segment's front, each with one entry. No block is written behind a
+//! place without one, but one may be damaged later.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -86,7 +87,8 @@ impl Log {
         self.current.is_some() || self.spare.is_some()
     }
 
-    /// Appends an entry and answers its address; `None` while there is no segment. It is durable after
+    /// Appends an entry and answers its address; `None` while there is no segment. It is durable
+    /// after
     /// [`Log::fence`].
     pub fn append(&mut self, name: u64, entry: &[u8]) -> Option<u64> {
         let len = block_bytes(entry.len()) as u64;

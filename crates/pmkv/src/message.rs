@@ -7,7 +7,8 @@ use crate::configuration::{ServerId, ShardId};
 /// The most entry bytes of one message.
 pub const MAX_ENTRIES_BYTES: usize = 24 << 10;
 
-/// In [`Body::Gather`], above which version entries are wanted: above what the asked knows to be committed.
+/// In [`Body::Gather`], above which version entries are wanted: above what the asked knows to be
+/// committed.
 pub const ABOVE_COMMIT: u64 = u64::MAX;
 
 /// A message.
@@ -29,8 +30,8 @@ pub enum Body {
         /// It is.
         is_full: bool,
     },
-    /// A primary-to-be asks a replica for the entries of a shard above a version (rowan §4.5), or a replica that joins asks
-    /// the primary for all.
+    /// A primary-to-be asks a replica for the entries of a shard above a version (rowan §4.5), or a
+    /// replica that joins asks the primary for all.
     Gather {
         /// The shard.
         shard: ShardId,

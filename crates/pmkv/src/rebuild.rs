@@ -1,9 +1,10 @@
 //! The indexes of a server that starts over the memory of its last life (rowan §4.7).
 //!
-//! Every segment is read once, in order of address, and nothing is looked up meanwhile: what is found becomes 24 bytes by
-//! shard. Each shard's findings are then sorted by hash; the newest of each key goes into a table of the right size, bucket
-//! after bucket. So a core waits for memory only where a key has several versions. The price is 24 bytes for each entry
-//! that lies in the memory, dead ones too, until the shards are filled.
+//! Every segment is read once, in order of address, and nothing is looked up meanwhile: what is
+//! found becomes 24 bytes by shard. Each shard's findings are then sorted by hash; the newest of
+//! each key goes into a table of the right size, bucket after bucket. So a core waits for memory
+//! only where a key has several versions. The price is 24 bytes for each entry that lies in the
+//! memory, dead ones too, until the shards are filled.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,9 +14,9 @@ use cyclone_replication::{BackupMemory, ReplicationError, SegmentState};
 use crate::checkpoint::Start;
 use crate::configuration::{KeyHash, ShardId};
 use crate::digest::{Digested, note_commits, records_of};
+use crate::discarded_copy::Voids;
 use crate::entry::{Entry, Kind, MAX_VERSION};
 use crate::store::Store;
-use crate::void::Voids;
 use crate::words::WordMap;
 
 /// How many entries ahead keys are asked for.
@@ -26,7 +27,8 @@ const AHEAD: usize = 24;
 pub(crate) struct Restored {
     /// Its key's hash.
     pub hash: u64,
-    /// Its address, 48 bits; its length with a block's header, in units of a block's alignment, 16 bits.
+    /// Its address, 48 bits; its length with a block's header, in units of a block's alignment, 16
+    /// bits.
     place: u64,
     /// Its version, 48 bits; whether it is a value.
     version: u64,
@@ -96,8 +98,9 @@ struct Findings {
     digested: Vec<Digested>,
 }
 
-/// Fills the indexes of `store` from what was committed in `table`, and from the server's own logs; what a checkpoint covers
-/// is not read again. Answers the segments that are not known to be committed, with the highest versions in them.
+/// Fills the indexes of `store` from what was committed in `table`, and from the server's own logs;
+/// what a checkpoint covers is not read again. Answers the segments that are not known to be
+/// committed, with the highest versions in them.
 pub(crate) fn rebuild(
     table: &BackupMemory,
     store: &Store,
@@ -201,7 +204,8 @@ fn find<'a>(
         let mut max: WordMap<ShardId, u64> = WordMap::default();
         records_of(table, segment, &mut copy, |at, bytes, is_in_one| {
             let is_void = |shard| voids.covers(shard, epoch, at - base);
-            // Whole below its block's checksum. What lies apart was copied into a log of the server's own.
+            // Whole below its block's checksum. What lies apart was copied into a log of the
+            // server's own.
             let Ok(entry) = Entry::parse(bytes) else {
                 return;
             };
@@ -248,7 +252,8 @@ fn fill(store: &Store, id: ShardId, mut found: Vec<Restored>) {
     store.fill(id, &found);
 }
 
-/// Leaves one entry of each key, the newest. Entries of a hash lie together, newest first; nearly always they are of one key.
+/// Leaves one entry of each key, the newest. Entries of a hash lie together, newest first; nearly
+/// always they are of one key.
 fn keep_newest(store: &Store, found: &mut Vec<Restored>) {
     let heap = store.heap();
     let (mut kept, mut at) = (0, 0);

@@ -1,5 +1,5 @@
-//! Segments for a server's own logs: asked for and given back by workers and cleaners, allocated and moved by the
-//! control thread alone, because the segment table has one writer.
+//! Segments for a server's own logs: asked for and given back by workers and cleaners, allocated
+//! and moved by the control thread alone, because the segment table has one writer.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -35,7 +35,7 @@ pub struct Space {
 
 /// What local logs have asked for and told since the last look.
 #[derive(Default)]
-pub struct News {
+pub struct SegmentRequests {
     /// Who wants a segment, in order.
     pub wanted: Vec<Owner>,
     /// Segments that have no room left.
@@ -73,12 +73,12 @@ impl Space {
     }
 
     /// The control thread's look.
-    pub fn take_news(&self) -> Option<News> {
+    pub fn take_news(&self) -> Option<SegmentRequests> {
         if !self.has_news.swap(false, Ordering::SeqCst) {
             return None;
         }
         let mut state = self.lock();
-        Some(News {
+        Some(SegmentRequests {
             wanted: state.wanted.drain(..).collect(),
             full: state.full.drain(..).collect(),
             committed: state.committed.drain(..).collect(),

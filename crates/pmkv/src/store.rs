@@ -12,8 +12,8 @@ use crate::index::{Index, Updated};
 use crate::rebuild::Restored;
 use crate::space::Space;
 
-/// A promoted primary's versions begin so far above all that it has seen: what a deposed primary has under way, and no
-/// other replica has ever seen, stays below.
+/// A promoted primary's versions begin so far above all that it has seen: what a deposed primary
+/// has under way, and no other replica has ever seen, stays below.
 pub const VERSION_GAP: u64 = 1 << 20;
 
 /// A shard, as a server knows it.
@@ -132,7 +132,8 @@ impl Store {
             let whole = |address| self.heap.look(address, key);
             shard.index.lookup_whole(hash, whole)
         };
-        // Once more: its place may have been given away, and to the same key again, while it was read.
+        // Once more: its place may have been given away, and to the same key again, while it was
+        // read.
         look()
             .or_else(|_| look())
             .map_err(|address| self.met(id, address))
@@ -159,8 +160,8 @@ impl Store {
         Ok(value.map(Object::into_value))
     }
 
-    /// Brings what is looked at to publish these keys, or to find their entries, into the caches: all side by side, where one key after the
-    /// other would wait for each. By shard and hash.
+    /// Brings what is looked at to publish these keys, or to find their entries, into the caches:
+    /// all side by side, where one key after the other would wait for each. By shard and hash.
     pub fn bring(&self, keys: impl Iterator<Item = (ShardId, u64)> + Clone) {
         for (shard, hash) in keys.clone() {
             if let Some(shard) = self.shard(shard) {
@@ -254,7 +255,8 @@ impl Store {
         gone
     }
 
-    /// Gives a shard that has nothing what a rebuild has found: by key its newest entry, in order of hashes.
+    /// Gives a shard that has nothing what a rebuild has found: by key its newest entry, in order
+    /// of hashes.
     pub(crate) fn fill(&self, id: ShardId, entries: &[Restored]) {
         let Some(shard) = self.shard(id) else {
             return;

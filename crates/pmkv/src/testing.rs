@@ -1,4 +1,5 @@
-//! A single server on the simulated fabric, for unit tests of states that clusters reach by accident only.
+//! A single server on the simulated fabric, for unit tests of states that clusters reach by
+//! accident only.
 
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Address, Endpoint, FabricError, Token};
@@ -45,12 +46,27 @@ fn config(segment_bytes: u64) -> NodeConfig {
 
 impl Alone {
     pub(crate) fn new(memory_bytes: u64, segment_bytes: u64) -> Alone {
+        Alone::with(memory_bytes, config(segment_bytes))
+    }
+
+    /// A node whose log entries may be longer than those of the other tests.
+    pub(crate) fn with_entries(
+        memory_bytes: u64,
+        segment_bytes: u64,
+        max_entry_bytes: usize,
+    ) -> Alone {
+        let mut config = config(segment_bytes);
+        config.worker.max_entry_bytes = max_entry_bytes;
+        Alone::with(memory_bytes, config)
+    }
+
+    fn with(memory_bytes: u64, config: NodeConfig) -> Alone {
         let fabric = SimFabric::new(7, SimConfig::calm());
         let data = fabric.endpoint_with("data", memory_bytes);
         let other = fabric.endpoint_with("other", 4096);
         let peers = Box::new(fabric.endpoint_with("peers 0", 4096));
         let machines = Box::new(Machines(fabric.clone(), 0));
-        let node = Node::open(config(segment_bytes), Box::new(data), peers, machines);
+        let node = Node::open(config, Box::new(data), peers, machines);
         Alone {
             node: node.expect("a node"),
             other: other.address(),

@@ -1,5 +1,5 @@
-//! Walks over a shard's entries in order of hashes, chain after chain of its index: a few at a time, so that nobody waits
-//! for long. What is moved meanwhile is not missed.
+//! Walks over a shard's entries in order of hashes, chain after chain of its index: a few at a
+//! time, so that nobody waits for long. What is moved meanwhile is not missed.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,8 @@ impl Store {
         }
     }
 
-    /// Shows the values of a shard from a hash on, until so many chains were looked at or bytes read.
+    /// Shows the values of a shard from a hash on, until so many chains were looked at or bytes
+    /// read.
     ///
     /// # Errors
     /// The first damaged entry.
@@ -140,8 +141,8 @@ impl Store {
         Ok(visited)
     }
 
-    /// The wanted entries of one chain, and where the next begins; the address of one that is damaged. Entries that are moved while they
-    /// are read are looked for again.
+    /// The wanted entries of one chain, and where the next begins; the address of one that is
+    /// damaged. Entries that are moved while they are read are looked for again.
     fn chain(
         &self,
         shard: &Shard,
@@ -186,8 +187,8 @@ impl Store {
         }
     }
 
-    /// Entries of a shard up to a version, each by itself, from a hash on: whole chains, until there are so many bytes. And the hash that is
-    /// next; `None` after the last.
+    /// Entries of a shard up to a version, each by itself, from a hash on: whole chains, until
+    /// there are so many bytes. And the hash that is next; `None` after the last.
     ///
     /// # Errors
     /// One of them is damaged: what a copy is made of must be whole.
@@ -223,9 +224,10 @@ impl Store {
         Ok((entries, at))
     }
 
-    /// What a shard has above a version and is not known to be on every replica, as records: what was written as one and is the newest of
-    /// its keys still stays one, so that a replica that takes over has all of it or nothing. In order of versions. And a damaged entry that
-    /// may have been one of them: other replicas have it too if its client was answered.
+    /// What a shard has above a version and is not known to be on every replica, as records: what
+    /// was written as one and is the newest of its keys still stays one, so that a replica that
+    /// takes over has all of it or nothing. In order of versions. And a damaged entry that may have
+    /// been one of them: other replicas have it too if its client was answered.
     pub fn newer(&self, id: ShardId, version: u64) -> (Vec<Vec<u8>>, Option<Damaged>) {
         let Some(shard) = self.shard(id) else {
             return (Vec::new(), None);

@@ -1,5 +1,6 @@
-//! One server that loses power between any two stores, flushes and fences: of each line that was under way, any part may
-//! have reached memory. What was answered before is there; what comes back was written; batches are whole.
+//! One server that loses power between any two stores, flushes and fences: of each line that was
+//! under way, any part may have reached memory. What was answered before is there; what comes back
+//! was written; batches are whole.
 //!
 //! `CYCLONE_LINE_RUNS=n`: n seeds in place of three, of which `CYCLONE_SEED` is the first.
 
@@ -56,7 +57,8 @@ impl Random {
     }
 }
 
-/// A key's values in order, the first not counting; and how many of them were answered before the crash.
+/// A key's values in order, the first not counting; and how many of them were answered before the
+/// crash.
 #[derive(Default)]
 struct History {
     values: Vec<Option<Vec<u8>>>,

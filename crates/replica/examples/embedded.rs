@@ -1,8 +1,12 @@
-//! A program with its own replica inside, in place of its store's own log: writes go through the replicated log into
-//! RocksDB, which keeps none. Here a cluster of one, so that it runs by itself; with more members each process names all of them.
+//! A program with its own replica inside, in place of its store's own log: writes go through the
+//! replicated log into RocksDB, which keeps none. Here a cluster of one, so that it runs by itself;
+//! with more members each process names all of them.
+//!
+//! From the repository's root, with the features of `make build`, so that RocksDB is not compiled
+//! twice:
 //!
 //! ```console
-//! $ cargo run --release --workspace --example embedded
+//! $ cargo run --release --locked --features libfabric --example embedded
 //! ```
 
 use std::time::{Duration, Instant};
@@ -41,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         election: Duration::from_millis(50),
         max_key_bytes: 16 << 10,
         max_value_bytes: 1 << 20,
+        max_work_bytes: 0,
         max_pending: 8192,
         block_cache_bytes: 16 << 20,
         flash: None,
@@ -48,6 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         clock_drift_ppm: 1000,
         follower_staleness: None,
         archive: None,
+        member_addresses: Vec::new(),
     };
     fn set<'a>(key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
         Operation::Set {
@@ -63,7 +69,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             return Err("no leader".into());
         }
         let begun = Instant::now();
-        // Many writes in flight: each receiver gets its outcome when the write is durable and applied.
+        // Many writes in flight: each receiver gets its outcome when the write is durable and
+        // applied.
         let pending: Vec<_> = (0..1000)
             .map(|n: u32| replica.submit(&set(format!("key:{n}").as_bytes(), b"value")))
             .collect();

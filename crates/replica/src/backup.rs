@@ -1,5 +1,6 @@
-//! Snapshots for users: a checkpoint of the store, which holds every log's state at one moment, handed out piece by piece
-//! to whoever asks through this process. Nothing of the replication takes part, and the log keeps nothing for it.
+//! Snapshots for users: a checkpoint of the store, which holds every log's state at one moment,
+//! handed out piece by piece to whoever asks through this process. Nothing of the replication takes
+//! part, and the log keeps nothing for it.
 
 use std::fs;
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use crate::node::{Done as NodeDone, Node};
 use crate::requests::Ticket;
-use crate::snapshot::{Checkpoint, HANDED_OUT, checkpoint, remove_left};
+use crate::snapshot::{Checkpoint, HANDED_OUT, checkpoint, remove_leftovers};
 
 /// Directory of backups below a node's data, likewise.
 pub(crate) const BACKUP: &str = "backup";
@@ -115,7 +116,7 @@ pub(crate) struct Backups {
 impl Backups {
     /// What an earlier process left behind is removed. `salt` differs from start to start.
     pub(crate) fn new(root: PathBuf, salt: u64) -> io::Result<Self> {
-        remove_left(&root)?;
+        remove_leftovers(&root)?;
         Ok(Backups {
             root,
             making: false,
@@ -133,9 +134,10 @@ fn read_piece(path: &Path, offset: u64, length: u64) -> io::Result<Vec<u8>> {
 }
 
 impl Node {
-    /// Takes a request for a snapshot. Its answer comes back by [`Node::take_backups`] under `ticket`. What
-    /// [`BackupRequest::Begin`] makes holds everything applied here so far: after a linearizable read that this replica
-    /// answered, that is every write that was acknowledged before the read.
+    /// Takes a request for a snapshot. Its answer comes back by [`Node::take_backups`] under
+    /// `ticket`. What [`BackupRequest::Begin`] makes holds everything applied here so far: after a
+    /// linearizable read that this replica answered, that is every write that was acknowledged
+    /// before the read.
     pub fn backup(&mut self, ticket: Ticket, request: BackupRequest) {
         let refused = match request {
             BackupRequest::Begin => self.begin_backup(ticket),
@@ -256,7 +258,7 @@ impl Node {
     }
 
     /// Removes a snapshot whose reader has gone away.
-    pub(crate) fn backup_upkeep(&mut self) {
+    pub(crate) fn backup_housekeeping(&mut self) {
         let now_us = self.now.steady_us;
         let idle = self
             .backups

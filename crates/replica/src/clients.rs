@@ -10,7 +10,8 @@ use cyclone_wire::envelope;
 use crate::config::Member;
 use crate::requests::{Origin, Outcome};
 
-/// Clients remembered that were turned away; beyond that they are forgotten, and ask again when their pause ends.
+/// Clients remembered that were turned away; beyond that they are forgotten, and ask again when
+/// their pause ends.
 const MAX_TURNED_AWAY: usize = 4096;
 /// Of these, how many hear in one step that this replica leads.
 const ANNOUNCED_AT_ONCE: usize = 128;
@@ -25,22 +26,22 @@ pub(crate) struct ClientReplies {
     open: HashMap<u64, usize>,
     spare: Vec<Vec<u8>>,
     /// Clients that asked while this replica did not lead.
-    turned_away: BTreeSet<u64>,
+    redirected: BTreeSet<u64>,
     /// One answer per message.
     singly: bool,
     /// Bytes that a message may have before the terms are added.
-    longest: usize,
+    max_message_bytes: usize,
 }
 
 impl ClientReplies {
-    /// `burst` 1: one answer per message; for measuring what bursts are worth. `max_message`: the port's; `logs`: in all,
-    /// whose terms each message tells.
+    /// `burst` 1: one answer per message; for measuring what bursts are worth. `max_message`: the
+    /// port's; `logs`: in all, whose terms each message tells.
     pub(crate) fn new(burst: usize, max_message: usize, logs: u16) -> ClientReplies {
         let mut terms = Vec::new();
         put_response(&mut terms, 0, &Status::Terms(vec![0; usize::from(logs)]));
         ClientReplies {
             singly: burst == 1,
-            longest: max_message.min(MAX_MESSAGE).saturating_sub(terms.len()),
+            max_message_bytes: max_message.min(MAX_MESSAGE).saturating_sub(terms.len()),
             ..ClientReplies::default()
         }
     }
@@ -60,7 +61,8 @@ impl ClientReplies {
                     leader: leader.and_then(|id| Some((id, address(id)?))),
                 }
             }
-            Outcome::Busy => Status::Busy,
+            // The client asks again, until another replica leads.
+            Outcome::Busy | Outcome::Damaged => Status::Busy,
             Outcome::Lost => Status::Lost,
             Outcome::Unknown => Status::Unknown,
             Outcome::TooLarge => Status::TooLarge,
@@ -72,42 +74,42 @@ impl ClientReplies {
             return;
         };
         let Peer::Client(client) = peer else { return };
-        let longest = self.longest;
+        let max_message_bytes = self.max_message_bytes;
         let message = self.message_to(client);
         let before = message.len();
         put_response(message, id, status);
-        if message.len() <= longest {
+        if message.len() <= max_message_bytes {
             return;
         }
         // What lies in it already is to arrive.
         let answer = message.split_off(before);
         let message = self.new_message(client);
-        match message.len() + answer.len() <= longest {
+        match message.len() + answer.len() <= max_message_bytes {
             true => message.extend_from_slice(&answer),
             false => put_response(message, id, &Status::AnswerTooLong),
         }
     }
 
     /// The client asked, and this replica does not lead: it will hear when that changes.
-    pub(crate) fn turned_away(&mut self, origin: Origin) {
+    pub(crate) fn note_redirected(&mut self, origin: Origin) {
         if let Origin::Native {
             peer: Peer::Client(client),
             ..
         } = origin
-            && self.turned_away.insert(client)
-            && self.turned_away.len() > MAX_TURNED_AWAY
+            && self.redirected.insert(client)
+            && self.redirected.len() > MAX_TURNED_AWAY
         {
-            self.turned_away.clear();
+            self.redirected.clear();
         }
     }
 
-    /// This replica leads: everyone who was turned away gets a message, if only with the terms in which it has led. They
-    /// need not ask again and again while there is an election, nor wait out a pause after it. Some in each step; answers
-    /// how many now.
+    /// This replica leads: everyone who was turned away gets a message, if only with the terms in
+    /// which it has led. They need not ask again and again while there is an election, nor wait out
+    /// a pause after it. Some in each step; answers how many now.
     pub(crate) fn announce(&mut self) -> usize {
         let mut told = 0;
         while told < ANNOUNCED_AT_ONCE
-            && let Some(client) = self.turned_away.pop_first()
+            && let Some(client) = self.redirected.pop_first()
         {
             self.message_to(client);
             told += 1;
@@ -210,7 +212,7 @@ mod tests {
         ];
         assert_eq!(messages(&replies), wanted);
         // The terms of both logs have room behind it.
-        let most = replies.longest - 1 - 4 - 9 - 5;
+        let most = replies.max_message_bytes - 1 - 4 - 9 - 5;
         for (len, fits) in [(most, true), (most + 1, false)] {
             let mut replies = ClientReplies::new(32, 1000, 2);
             replies.add(origin(1), &bytes(len));

@@ -2,16 +2,17 @@
 
 use cyclone_wire::planted::{self, Bug};
 
-/// Follows the machine's steady clock; when that is caught going back, time goes on from where it was. Were it to stand
-/// still instead until the clock has come back, heartbeats, elections and repetitions would stand still with it.
+/// Follows the machine's steady clock; when that is caught going back, time goes on from where it
+/// was. Were it to stand still instead until the clock has come back, heartbeats, elections and
+/// repetitions would stand still with it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Steady {
+pub(crate) struct MonotonicClock {
     seen_us: u64,
     /// How far the machine's clock has gone back in all.
     back_us: u64,
 }
 
-impl Steady {
+impl MonotonicClock {
     /// What the replica takes for the time when the machine's clock shows `machine_us`.
     pub(crate) fn read(&mut self, machine_us: u64) -> u64 {
         if planted::has(Bug::ClockTrusted) {
@@ -23,13 +24,13 @@ impl Steady {
     }
 
     /// Takes in what another reader of the same clock has seen.
-    pub(crate) fn learn(&mut self, other: &Steady) {
+    pub(crate) fn learn(&mut self, other: &MonotonicClock) {
         self.back_us = self.back_us.max(other.back_us);
         self.seen_us = self.seen_us.max(other.seen_us);
     }
 
     /// Whether the clock was caught going back.
-    pub(crate) fn has_gone_back_since(&self, before: &Steady) -> bool {
+    pub(crate) fn has_stepped_back_since(&self, before: &MonotonicClock) -> bool {
         self.back_us > before.back_us
     }
 
@@ -45,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_goes_back_is_caught_by_whoever_reads_it_next() {
-        let mut home = Steady::default();
+        let mut home = MonotonicClock::default();
         home.read(900);
         let mut other = home.clone();
         other.read(1000);
@@ -53,15 +54,15 @@ mod tests {
         // Later than its own last reading, and earlier than the other's.
         let before = home.clone();
         assert_eq!(home.read(950), 1000);
-        assert!(home.has_gone_back_since(&before));
+        assert!(home.has_stepped_back_since(&before));
         let before = home.clone();
         assert_eq!(home.read(951), 1001);
-        assert!(!home.has_gone_back_since(&before));
+        assert!(!home.has_stepped_back_since(&before));
     }
 
     #[test]
     fn time_goes_on_when_the_clock_goes_back() {
-        let mut steady = Steady::default();
+        let mut steady = MonotonicClock::default();
         let shown = [100, 150, 40, 50, 45, 200].map(|machine_us| steady.read(machine_us));
         assert_eq!(shown, [100, 150, 150, 160, 160, 315]);
         assert_eq!(steady.machine_us(315), 200);

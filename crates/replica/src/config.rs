@@ -1,4 +1,5 @@
-//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host fills it in.
+//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host
+//! fills it in.
 
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
@@ -6,6 +7,7 @@ use std::time::Duration;
 
 use cyclone_packet::Security;
 use cyclone_packet::idle::Polling;
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::gang::MAX_LOGS;
 
 use crate::archive::ArchiveConfig;
@@ -33,7 +35,8 @@ pub enum Transport {
     Tcp,
     /// Straight from and to the queues of a network interface (AF_XDP).
     Xdp,
-    /// The same with cards, or virtual devices, that DPDK drives; only in programs built with the feature `dpdk`.
+    /// The same with cards, or virtual devices, that DPDK drives; only in programs built with the
+    /// feature `dpdk`.
     Dpdk,
 }
 
@@ -76,7 +79,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Where the packets of one log go that has a loop of its own: the port so many behind the replica's.
+    /// Where the packets of one log go that has a loop of its own: the port so many behind the
+    /// replica's.
     pub fn log_address(&self, log: u16) -> Option<SocketAddr> {
         let port = self.packet.port().checked_add(log + 1)?;
         Some(SocketAddr::new(self.packet.ip(), port))
@@ -90,18 +94,24 @@ pub struct Config {
     pub id: u64,
     /// The cluster's identity: 128 random bits chosen at its creation.
     pub cluster_id: u128,
-    /// The voters the cluster starts with. Once its members have been changed they come from the cluster's own record; what counts
-    /// of this list then is this replica's own addresses, and whom a replica that joins may hear from.
+    /// The voters the cluster starts with. Once its members have been changed they come from the
+    /// cluster's own record; what counts of this list then is this replica's own addresses, and
+    /// whom a replica that joins may hear from.
     pub members: Vec<Member>,
+    /// Where the packets of other members go, by id, whatever the cluster's record and `members`
+    /// say: for as long as a record with wrong addresses keeps the members from each other.
+    pub member_addresses: Vec<(u64, SocketAddr)>,
     /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
     pub bootstrap: bool,
-    /// Whether an empty data directory and region may be taken as a new replica of a cluster that exists: it knows nothing and votes
-    /// for nobody until the cluster, told to add it, has sent it its state. Never for an id that has run before.
+    /// Whether an empty data directory and region may be taken as a new replica of a cluster that
+    /// exists: it knows nothing and votes for nobody until the cluster, told to add it, has sent it
+    /// its state. Never for an id that has run before.
     pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
-    /// Threads that run a loop of its own for each log, with a packet port of its own; 0: the replica's loop moves all logs. To be
-    /// the same on all replicas: those that have such ports are slow with those that have none.
+    /// Threads that run a loop of its own for each log, with a packet port of its own; 0: the
+    /// replica's loop moves all logs. To be the same on all replicas: those that have such ports
+    /// are slow with those that have none.
     pub log_threads: u16,
     /// Directory of the store, checkpoints and the identity file.
     pub data: PathBuf,
@@ -125,28 +135,36 @@ pub struct Config {
     pub polling: Polling,
     /// CPU to pin the loop to.
     pub pin_cpu: Option<usize>,
-    /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop may.
+    /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop
+    /// may.
     pub log_cpus: Vec<usize>,
     /// Time between heartbeats.
     pub heartbeat: Duration,
-    /// Shortest time without a leader's message before an election; the actual one is drawn between this and twice this.
+    /// Shortest time without a leader's message before an election; the actual one is drawn between
+    /// this and twice this.
     pub election: Duration,
     /// Longest key in bytes.
     pub max_key_bytes: usize,
     /// Longest value in bytes.
     pub max_value_bytes: usize,
+    /// The most work of a command on several keys, in bytes ([`cyclone_wire::work`]); 0: 64 MiB, or
+    /// as much as the longest value calls for.
+    pub max_work_bytes: u32,
     /// Commands from outside that may wait in one log at once; more are refused with "busy".
     pub max_pending: usize,
-    /// RocksDB's block cache in bytes: from [`Config::MIN_BLOCK_CACHE_BYTES`] to the machine's memory. Other engines have none.
+    /// RocksDB's block cache in bytes: from [`Config::MIN_BLOCK_CACHE_BYTES`] to the machine's
+    /// memory. Other engines have none.
     pub block_cache_bytes: usize,
     /// The log's second level, or its only durable one; `None`: the region alone.
     pub flash: Option<FlashConfig>,
-    /// Whether reads that ask for it are answered under the leader's lease. Rests on `clock_drift_ppm`; must be the same on all
-    /// replicas, for those that restart keep quiet for an election time-out.
+    /// Whether reads that ask for it are answered under the leader's lease. Rests on
+    /// `clock_drift_ppm`; must be the same on all replicas, for those that restart keep quiet for
+    /// an election time-out.
     pub lease_reads: bool,
     /// How much the speed of a machine's steady clock (CLOCK_BOOTTIME) may be off, in millionths.
     pub clock_drift_ppm: u32,
-    /// How old what followers show may be, by the machines' wall clocks; `None`: followers are not read.
+    /// How old what followers show may be, by the machines' wall clocks; `None`: followers are not
+    /// read.
     pub follower_staleness: Option<Duration>,
     /// Where committed entries are copied to, for a restore to a point in time; `None`: nowhere.
     pub archive: Option<ArchiveConfig>,
@@ -155,15 +173,29 @@ pub struct Config {
 impl Config {
     /// Smallest log region; what values it takes is bounded by `max_value_bytes`.
     pub const MIN_NVM_BYTES: u64 = 1 << 20;
-    /// Smallest block cache. One of no bytes, or of more than there can be, cannot be made, and RocksDB then ends the process.
+    /// Smallest block cache. One of no bytes, or of more than there can be, cannot be made, and
+    /// RocksDB then ends the process.
     pub const MIN_BLOCK_CACHE_BYTES: usize = 1 << 20;
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
 
-    /// Largest batch in bytes: an eighth of a log's share of the region, at most what the format allows.
+    /// Largest batch in bytes: an eighth of a log's share of the region, at most what the format
+    /// allows.
     pub fn max_batch_bytes(&self) -> usize {
         let share = self.nvm_bytes / u64::from(self.logs.max(1)) / 8;
         (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
+    }
+
+    /// What this replica as a leader allows commands.
+    pub fn allowed(&self) -> Allowed {
+        Allowed {
+            // Regions of 64 GiB and more could hold longer ones.
+            value_bytes: u32::try_from(self.max_value_bytes).unwrap_or(u32::MAX),
+            work_bytes: match self.max_work_bytes {
+                0 => cyclone_wire::work::limit(self.max_value_bytes as u64),
+                told => told,
+            },
+        }
     }
 
     /// This replica among the members.
@@ -173,7 +205,7 @@ impl Config {
     }
 
     /// Whether an empty data directory and region are a beginning, and not a loss.
-    pub(crate) fn may_begin(&self) -> bool {
+    pub(crate) fn may_found_cluster(&self) -> bool {
         self.bootstrap || self.join
     }
 
@@ -222,9 +254,9 @@ impl Config {
             ("archive", archive),
         ];
         for own in [SNAPSHOTS, BACKUP] {
-            let own = plainly(&self.data.join(own));
+            let own = normalize_path(&self.data.join(own));
             for (field, place) in places {
-                if let Some(place) = place.filter(|place| plainly(place).starts_with(&own)) {
+                if let Some(place) = place.filter(|place| normalize_path(place).starts_with(&own)) {
                     return Err(ConfigError(format!(
                         "{field} = {}: {} is the node's own, for checkpoints under way",
                         place.display(),
@@ -249,6 +281,39 @@ impl Config {
             )));
         }
         Ok(())
+    }
+
+    fn check_member_addresses(&self) -> Result<(), ConfigError> {
+        for (position, (id, address)) in self.member_addresses.iter().enumerate() {
+            if *id == self.id {
+                return Err(ConfigError(format!(
+                    "member address {id}={address} is this node's own: that is what members says"
+                )));
+            }
+            if self.member_addresses[..position]
+                .iter()
+                .any(|(other, _)| other == id)
+            {
+                return Err(ConfigError(format!(
+                    "member address of {id} is given twice"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same with the addresses of [`Config::member_addresses`] in `members`.
+    pub(crate) fn with_member_addresses(mut self) -> Config {
+        for member in &mut self.members {
+            let told = self
+                .member_addresses
+                .iter()
+                .find(|(id, _)| *id == member.id);
+            if let Some((_, address)) = told {
+                member.packet = *address;
+            }
+        }
+        self
     }
 
     /// Checks the relations between the fields; the message names the field and its value.
@@ -281,6 +346,7 @@ impl Config {
             }
         }
         self.own()?;
+        self.check_member_addresses()?;
         if self.bootstrap && self.join {
             return fail("a node bootstraps a new cluster or joins one that exists".into());
         }
@@ -361,7 +427,7 @@ impl Config {
 }
 
 /// A path from the root, without `.` and `..`. It need not exist; links are not followed.
-fn plainly(path: &Path) -> PathBuf {
+fn normalize_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut plain = PathBuf::new();
     for part in path.components() {

@@ -1,14 +1,15 @@
-//! A replica inside another program, in place of its store's own log: the program calls, a thread runs the loop.
+//! A replica inside another program, in place of its store's own log: the program calls, a thread
+//! runs the loop.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cyclone_packet::idle::{Look, Yielder};
+use cyclone_packet::idle::{SpinWindow, Yielder};
 use cyclone_pmem::Payload;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -16,17 +17,17 @@ use mio::Waker;
 use mio::event::Event;
 
 use crate::config::Config;
-use crate::lane::{LogLoop, Mail, Request};
+use crate::log_loop::{LogThread, LoopChannel, Request};
 use crate::logset::LogSet;
 use crate::node::{Node, NodeError, Now};
-use crate::reads::How;
+use crate::reads::ReadBasis;
 use crate::requests::Outcome;
-use crate::run::{Companion, Reactor, now};
+use crate::run::{EventSource, Reactor, now};
 use crate::start::StartError;
 
 thread_local! {
     /// How this thread waits for outcomes.
-    static WAITING: RefCell<(Look, Yielder)> = RefCell::default();
+    static WAITING: RefCell<(SpinWindow, Yielder)> = RefCell::default();
 }
 
 /// How a call to the embedded replica can fail.
@@ -47,6 +48,10 @@ pub enum EmbeddedError {
     /// The command exceeds the configured limits, or those of its format; nothing was done.
     #[error("too large")]
     TooLarge,
+    /// This replica's store is damaged and cannot read what was asked for; nothing was done.
+    /// Another replica is to lead.
+    #[error("the store of this replica is damaged")]
+    Damaged,
     /// The replica has stopped.
     #[error("the replica has stopped")]
     Stopped,
@@ -65,11 +70,12 @@ impl Answers {
         Arc::default()
     }
 
-    /// Appends the outcomes that are known to `out`, by their tokens; waits for the first, at most so long.
+    /// Appends the outcomes that are known to `out`, by their tokens; waits for the first, at most
+    /// so long.
     pub fn wait(&self, patience: Duration, out: &mut Vec<(u64, Outcome)>) {
         let begun = Instant::now();
         let some = || (!lock(&self.known).is_empty()).then_some(());
-        if !patience.is_zero() && look_for(patience, some).is_some() {
+        if !patience.is_zero() && spin_for(patience, some).is_some() {
             note_wait(begun);
             return out.append(&mut lock(&self.known));
         }
@@ -101,13 +107,13 @@ pub(crate) enum Caller {
     /// For this one alone.
     Once(Sender<Outcome>),
     /// For many, by token.
-    Many(OneOf),
+    Many(CompletionToken),
 }
 
 /// A place in a queue of answers. One that is given up is told that nobody knows.
-pub(crate) struct OneOf(u64, Option<Arc<Answers>>);
+pub(crate) struct CompletionToken(u64, Option<Arc<Answers>>);
 
-impl Drop for OneOf {
+impl Drop for CompletionToken {
     fn drop(&mut self) {
         if let Some(answers) = self.1.take() {
             answers.tell(self.0, Outcome::Unknown);
@@ -117,7 +123,7 @@ impl Drop for OneOf {
 
 impl Caller {
     pub(crate) fn many(token: u64, answers: &Arc<Answers>) -> Caller {
-        Caller::Many(OneOf(token, Some(Arc::clone(answers))))
+        Caller::Many(CompletionToken(token, Some(Arc::clone(answers))))
     }
 
     pub(crate) fn tell(self, outcome: Outcome) {
@@ -153,9 +159,12 @@ impl Call {
 struct Queue {
     calls: Mutex<Vec<Call>>,
     /// So many calls wait at most to be looked at: a step takes all of them, and is to be short.
-    most: usize,
-    /// A caller looks for its outcome. The others sleep: many that yield would keep the loop waiting.
-    looking: AtomicBool,
+    max_calls: usize,
+    /// Calls that were refused because so many waited, and not counted by the replica yet.
+    refused: AtomicU64,
+    /// A caller looks for its outcome. The others sleep: many that yield would keep the loop
+    /// waiting.
+    spinning: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -163,7 +172,7 @@ struct Queue {
 pub struct Embedded {
     queue: Arc<Queue>,
     /// The letter boxes of logs that have loops of their own.
-    mails: Vec<Arc<Mail>>,
+    mailboxes: Vec<Arc<LoopChannel>>,
     logs: usize,
     waker: Arc<Waker>,
     stop: Arc<AtomicBool>,
@@ -188,10 +197,11 @@ impl Drop for Host {
     }
 }
 
-impl Companion for Host {
+impl EventSource for Host {
     fn ready(&mut self, _event: &Event) {}
 
     fn step(&mut self, _now: Now, node: &mut Node) -> usize {
+        node.note_refused_elsewhere(self.queue.refused.swap(0, Ordering::Relaxed));
         let calls = std::mem::take(&mut *lock(&self.queue.calls));
         let mut work = calls.len();
         if work > 0 {
@@ -205,7 +215,8 @@ impl Companion for Host {
                         self.waiting.insert(self.next, answer);
                         node.write(self.next, &command.operation);
                     }
-                    // This program's own handle encoded it: it is beyond what the format takes, such as a batch of too many operations.
+                    // This program's own handle encoded it: it is beyond what the format takes,
+                    // such as a batch of too many operations.
                     Err(_) => answer.tell(Outcome::TooLarge),
                 },
                 Call::Read(bytes, answer) => match Query::decode(&bytes) {
@@ -229,8 +240,9 @@ impl Companion for Host {
 }
 
 impl Embedded {
-    /// Starts a replica and the thread that runs it. Where the process may raise priorities and that thread waits for another, all
-    /// threads of the process are lent nice −20, for 200 ms at most.
+    /// Starts a replica and the thread that runs it. Where the process may raise priorities and
+    /// that thread waits for another, all threads of the process are lent nice −20, for 200 ms at
+    /// most.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -240,13 +252,15 @@ impl Embedded {
         Ok(embedded)
     }
 
-    /// Starts a replica whose logs have loops of their own (`config.log_threads` of them, at least one), and leaves running those to
-    /// the caller: a program with a thread per core gives each of its threads a loop, and asks for what is kept there without
-    /// waking anybody. They are to be turned all the time: calls from other threads wait for that, for some tens of milliseconds at most.
+    /// Starts a replica whose logs have loops of their own (`config.log_threads` of them, at least
+    /// one), and leaves running those to the caller: a program with a thread per core gives each of
+    /// its threads a loop, and asks for what is kept there without waking anybody. They are to be
+    /// turned all the time: calls from other threads wait for that, for some tens of milliseconds
+    /// at most.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start_apart(config: Config) -> Result<(Embedded, Vec<LogLoop>), StartError> {
+    pub fn start_apart(config: Config) -> Result<(Embedded, Vec<LogThread>), StartError> {
         let config = Config {
             log_threads: config.log_threads.max(1),
             ..config
@@ -254,7 +268,7 @@ impl Embedded {
         Embedded::launch(config, true)
     }
 
-    fn launch(config: Config, apart: bool) -> Result<(Embedded, Vec<LogLoop>), StartError> {
+    fn launch(config: Config, apart: bool) -> Result<(Embedded, Vec<LogThread>), StartError> {
         let cannot = |source| StartError::Io {
             what: "starting the event loop".into(),
             source,
@@ -263,15 +277,18 @@ impl Embedded {
         let waker = reactor.waker();
         let mut node = Node::start(config, Arc::clone(&waker))?;
         let loops = match apart {
-            true => LogLoop::divide(node.take_lanes(), node.config(), &waker).map_err(cannot)?,
+            true => {
+                LogThread::divide(node.take_log_loops(), node.config(), &waker).map_err(cannot)?
+            }
             false => Vec::new(),
         };
-        let mails = node.mails();
+        let mailboxes = node.mailboxes();
         let logs = usize::from(node.config().logs);
         let queue = Arc::new(Queue {
             calls: Mutex::new(Vec::new()),
-            most: node.config().max_pending,
-            looking: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            max_calls: node.config().max_pending,
+            spinning: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         let stop = Arc::new(AtomicBool::new(false));
@@ -290,7 +307,7 @@ impl Embedded {
             .map_err(cannot)?;
         let embedded = Embedded {
             queue,
-            mails,
+            mailboxes,
             logs,
             waker,
             stop,
@@ -336,10 +353,10 @@ impl Embedded {
             operation: operation.clone(),
         }
         .encode(&mut bytes);
-        match self.mail_of(LogSet::of(operation, self.logs)) {
+        match self.mailbox_of(LogSet::of(operation, self.logs)) {
             // As [`Host::step`] does; a log's own loop takes letters as they are.
             Some(_) if Command::decode(&bytes).is_err() => caller.tell(Outcome::TooLarge),
-            Some((log, mail)) => mail.call(log, caller, |origin| {
+            Some((log, mailbox)) => mailbox.call(log, caller, |origin| {
                 Request::Write(origin, Payload::from_vec(bytes))
             }),
             None => self.push(Call::Write(bytes, caller)),
@@ -349,10 +366,10 @@ impl Embedded {
     fn read_for(&self, caller: Caller, query: &Query<'_>) {
         let mut bytes = Vec::with_capacity(64);
         query.encode(&mut bytes);
-        let how = How::Index;
-        match self.mail_of(LogSet::of_query(query, self.logs)) {
+        let how = ReadBasis::Index;
+        match self.mailbox_of(LogSet::of_query(query, self.logs)) {
             Some(_) if Query::decode(&bytes).is_err() => caller.tell(Outcome::TooLarge),
-            Some((log, mail)) => mail.call(log, caller, |origin| Request::Read {
+            Some((log, mailbox)) => mailbox.call(log, caller, |origin| Request::Read {
                 origin,
                 query: bytes,
                 how,
@@ -362,18 +379,19 @@ impl Embedded {
     }
 
     /// The letter box of a log that has a loop of its own, if there is only this log to be asked.
-    fn mail_of(&self, logs: LogSet) -> Option<(u16, &Mail)> {
+    fn mailbox_of(&self, logs: LogSet) -> Option<(u16, &LoopChannel)> {
         let log = logs.single()?;
-        let mail = self.mails.get(log)?;
-        Some((log as u16, mail))
+        let mailbox = self.mailboxes.get(log)?;
+        Some((log as u16, mailbox))
     }
 
     fn push(&self, call: Call) {
         let mut calls = lock(&self.queue.calls);
         // Whoever made the queue longer than nothing wakes the loop, which takes all of it at once.
         let first = calls.is_empty();
-        if calls.len() >= self.queue.most {
+        if calls.len() >= self.queue.max_calls {
             drop(calls);
+            self.queue.refused.fetch_add(1, Ordering::Relaxed);
             return call.caller().tell(Outcome::Busy);
         }
         if !self.queue.closed.load(Ordering::Acquire) {
@@ -403,17 +421,17 @@ impl Embedded {
     }
 
     fn wait(&self, outcome: &Receiver<Outcome>) -> Result<Reply, EmbeddedError> {
-        let looking = &self.queue.looking;
+        let spinning = &self.queue.spinning;
         let begun = Instant::now();
-        let told = match looking.swap(true, Ordering::Relaxed) {
+        let told = match spinning.swap(true, Ordering::Relaxed) {
             true => None,
             false => {
-                let told = look_for(Duration::MAX, || match outcome.try_recv() {
+                let told = spin_for(Duration::MAX, || match outcome.try_recv() {
                     Err(TryRecvError::Empty) => None,
                     // Also when nobody will tell any more.
                     told => Some(told.ok()),
                 });
-                looking.store(false, Ordering::Relaxed);
+                spinning.store(false, Ordering::Relaxed);
                 told
             }
         };
@@ -426,6 +444,7 @@ impl Embedded {
             Some(Outcome::Lost) => Err(EmbeddedError::NotDone),
             Some(Outcome::Unknown) => Err(EmbeddedError::Unknown),
             Some(Outcome::TooLarge) => Err(EmbeddedError::TooLarge),
+            Some(Outcome::Damaged) => Err(EmbeddedError::Damaged),
             None => Err(EmbeddedError::Stopped),
         }
     }
@@ -443,8 +462,9 @@ impl Embedded {
     }
 }
 
-/// Looks for something a little while, at most for `patience`, and lets the loop's thread run in between: to be woken takes longer.
-fn look_for<T>(patience: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+/// Looks for something a little while, at most for `patience`, and lets the loop's thread run in
+/// between: to be woken takes longer.
+fn spin_for<T>(patience: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
     WAITING.with_borrow_mut(|(look, yielder)| {
         let begun = Instant::now();
         let most = patience.min(Duration::from_micros(look.us()));

@@ -1,4 +1,5 @@
-//! A checkpoint on its way here: who offers it, what it consists of, which pieces are asked for and have come.
+//! A checkpoint on its way here: who offers it, what it consists of, which pieces are asked for and
+//! have come.
 
 mod pace;
 
@@ -73,7 +74,7 @@ pub(crate) struct Fetching {
     written_us: u64,
     pub(crate) installing: bool,
     /// When the leader last heard that its checkpoint is in use.
-    told_us: u64,
+    keepalive_us: u64,
 }
 
 impl Fetching {
@@ -105,7 +106,7 @@ impl Fetching {
             heard_us: now_us,
             written_us: now_us,
             installing: false,
-            told_us: now_us,
+            keepalive_us: now_us,
         }
     }
 
@@ -119,7 +120,7 @@ impl Fetching {
     }
 
     /// Whether a replica that has applied so much of a log lacks what the checkpoint holds of it.
-    pub(crate) fn is_lacked(&self, mut applied: impl FnMut(u16) -> u64) -> bool {
+    pub(crate) fn is_ahead_of(&self, mut applied: impl FnMut(u16) -> u64) -> bool {
         let mut offered = self.offers.iter().filter_map(|offer| {
             let index = offer.snapshot.as_ref()?.index;
             Some((offer.log, index))
@@ -127,8 +128,9 @@ impl Fetching {
         offered.any(|(log, index)| applied(log) < index)
     }
 
-    /// Whether the leader has been silent for too long. What is being written down is not for it to answer.
-    pub(crate) fn is_forsaken(&self, now_us: u64) -> bool {
+    /// Whether the leader has been silent for too long. What is being written down is not for it to
+    /// answer.
+    pub(crate) fn has_timed_out(&self, now_us: u64) -> bool {
         let is_asked = |piece: &Piece| matches!(piece.state, State::Asked { .. });
         let silent_us = now_us.saturating_sub(self.heard_us.max(self.written_us));
         self.pieces.iter().any(is_asked) && silent_us > LEADER_TIMEOUT_US
@@ -190,7 +192,7 @@ impl Fetching {
     }
 
     /// Whether all pieces have come and are written down, but for so many.
-    pub(crate) fn is_whole(&self, missing: usize) -> bool {
+    pub(crate) fn is_complete(&self, missing: usize) -> bool {
         let is_at_end = self
             .next
             .is_some_and(|(file, _)| file as usize > self.files.len());
@@ -214,7 +216,7 @@ impl Fetching {
     }
 
     /// What is lost is wanted again, in smaller pieces if that is the pace now.
-    fn want_lost(&mut self, now_us: u64) {
+    fn requeue_lost(&mut self, now_us: u64) {
         let patience_us = self.pace.patience_us();
         let mut at = 0;
         while let Some(piece) = self.pieces.get_mut(at) {
@@ -228,12 +230,12 @@ impl Fetching {
                 continue;
             };
             let is_late = now_us.saturating_sub(at_us) > patience_us;
-            if !is_late && !Pace::is_overtaken(answered_since) {
+            if !is_late && !Pace::is_presumed_lost(answered_since) {
                 continue;
             }
             piece.state = State::Wanted;
             self.pace
-                .lost(question, !Pace::is_overtaken(answered_since));
+                .lost(question, !Pace::is_presumed_lost(answered_since));
             // The list is one piece, whatever it is.
             let most = u64::from(self.pace.piece_bytes());
             while let Some(piece) = self.pieces.get_mut(at - 1)
@@ -256,7 +258,7 @@ impl Fetching {
 
     /// What is to be asked for now.
     pub(crate) fn requests(&mut self, now_us: u64) -> Vec<SnapshotFetch> {
-        self.want_lost(now_us);
+        self.requeue_lost(now_us);
         let is_under_way = |piece: &&Piece| piece.state != State::Wanted;
         let mut under_way: u64 = self
             .pieces
@@ -295,17 +297,17 @@ impl Fetching {
                 offset: piece.bytes.start,
                 length: piece.len(),
             });
-            self.told_us = now_us;
+            self.keepalive_us = now_us;
         }
         requests
     }
 
-    /// Who asks for nothing because all that came is being written down or installed still uses the checkpoint: what to say now and
-    /// then. The answer counts for nothing.
-    pub(crate) fn still_used(&mut self, now_us: u64) -> Option<SnapshotFetch> {
-        let is_due = self.next.is_some() && now_us.saturating_sub(self.told_us) >= TELL_US;
+    /// Who asks for nothing because all that came is being written down or installed still uses the
+    /// checkpoint: what to say now and then. The answer counts for nothing.
+    pub(crate) fn keepalive(&mut self, now_us: u64) -> Option<SnapshotFetch> {
+        let is_due = self.next.is_some() && now_us.saturating_sub(self.keepalive_us) >= TELL_US;
         is_due.then(|| {
-            self.told_us = now_us;
+            self.keepalive_us = now_us;
             SnapshotFetch {
                 id: self.id,
                 file: 1,
@@ -315,9 +317,9 @@ impl Fetching {
         })
     }
 
-    /// Something of this checkpoint has come; answers whether anybody waits for it. The pieces that it holds whole are to be written down;
-    /// what was asked for by a larger piece's question, too.
-    pub(crate) fn came(&mut self, chunk: &SnapshotChunk, now_us: u64) -> bool {
+    /// Something of this checkpoint has come; answers whether anybody waits for it. The pieces that
+    /// it holds whole are to be written down; what was asked for by a larger piece's question, too.
+    pub(crate) fn on_received(&mut self, chunk: &SnapshotChunk, now_us: u64) -> bool {
         self.heard_us = now_us;
         let is_list = chunk.file == 0;
         let end = chunk.offset.saturating_add(chunk.bytes.len() as u64);
@@ -327,7 +329,7 @@ impl Fetching {
         }
         let mut newest = None;
         let mut bytes = 0;
-        let mut trip_us = None;
+        let mut rtt_us = None;
         for piece in &mut self.pieces {
             let is_in = chunk.offset <= piece.bytes.start && piece.bytes.end <= end;
             if piece.file != chunk.file || !(is_in || is_list) || piece.state == State::Writing {
@@ -339,7 +341,7 @@ impl Fetching {
             {
                 newest = newest.max(Some(question));
                 if piece.asks == 1 {
-                    trip_us = Some(now_us.saturating_sub(at_us));
+                    rtt_us = Some(now_us.saturating_sub(at_us));
                 }
             }
             bytes += piece.len();
@@ -348,8 +350,8 @@ impl Fetching {
         if bytes == 0 {
             return false;
         }
-        let came = chunk.bytes.len().min(bytes as usize) as u32;
-        self.pace.came(came, trip_us);
+        let on_received = chunk.bytes.len().min(bytes as usize) as u32;
+        self.pace.on_received(on_received, rtt_us);
         for piece in &mut self.pieces {
             if let State::Asked {
                 question,

@@ -1,8 +1,8 @@
-//! The second level in a node: opening it at the start, moving it on with every step, trimming it, and stepping down
-//! when it hangs. //= cyclone §3
+//! The second level in a node: opening it at the start, moving it on with every step, trimming it,
+//! and stepping down when it hangs. //= cyclone §3
 
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cyclone_pmem::{Pool, Region};
 use cyclone_store::StateMachine;
@@ -13,12 +13,12 @@ use cyclone_wal::{HardState, Ring, superblock};
 
 use crate::archive::Archive;
 use crate::config::{Config, ConfigError};
+use crate::housekeeping::{FETCHED_UNTIL, FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
 use crate::identity::Identity;
 use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
 use crate::platform::Platform;
-use crate::start::{Layout, Memory, StartError};
-use crate::upkeep::{FETCHED_UNTIL, FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
+use crate::start::{Layout, Memory, StartError, write_new};
 
 /// How an entry becomes durable before it is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +63,14 @@ impl FlashConfig {
 
     /// The area of a log.
     pub fn area(&self, log: u16) -> PathBuf {
-        self.directory.join(format!("log-{log}.flash"))
+        area_path(&self.directory, log)
     }
 }
 
-/// A leader whose flash makes no progress for this long hands over.
-const HAND_OVER_AFTER_US: u64 = 1_000_000;
+/// The area of a log below the directory of a node's areas.
+pub(crate) fn area_path(directory: &Path, log: u16) -> PathBuf {
+    directory.join(format!("log-{log}.flash"))
+}
 
 fn spec(config: &Config, flash: &FlashConfig, log: u16) -> FlashSpec {
     FlashSpec::new(log, flash.mode(), flash.bytes / u64::from(config.logs))
@@ -82,7 +84,8 @@ fn at(flash: &FlashConfig, log: u16) -> impl Fn(FlashError) -> StartError {
     }
 }
 
-/// Opens the second levels below rings that have been opened, or makes them where nothing is missing without them.
+/// Opens the second levels below rings that have been opened, or makes them where nothing is
+/// missing without them.
 pub(crate) fn second_levels(
     config: &Config,
     platform: &mut dyn Platform,
@@ -100,7 +103,8 @@ pub(crate) fn second_levels(
         let opened = FlashLog::open(platform.flash(config, log)?, spec, &who);
         let first = ring.first_index();
         let opened = match opened {
-            // Store and ring have everything that this replica needs; followers that lag get a checkpoint instead.
+            // Store and ring have everything that this replica needs; followers that lag get a
+            // checkpoint instead.
             Err(error @ (FlashError::Corrupt { .. } | FlashError::Device(_)))
                 if applied + 1 >= first =>
             {
@@ -192,14 +196,15 @@ pub(crate) fn only_levels(
     Ok((levels, known.incarnation))
 }
 
-/// The areas of a new replica. What a bootstrap left that was cut off is made anew; what has lived is not touched.
+/// The areas of a new replica. What a bootstrap left that was cut off is made anew; what has lived
+/// is not touched.
 fn new_levels(
     config: &Config,
     flash: &FlashConfig,
     platform: &mut dyn Platform,
 ) -> Result<(Vec<FlashLog>, u64), StartError> {
     let data = config.data.display().to_string();
-    if !config.may_begin() {
+    if !config.may_found_cluster() {
         let nvm = flash.directory.display().to_string();
         return Err(StartError::NotBootstrapped { data, nvm });
     }
@@ -232,7 +237,7 @@ fn new_levels(
         incarnation,
         logs: config.logs,
     };
-    platform.write_identity(config, &ours)?;
+    write_new(config, &ours, platform)?;
     Ok((levels, incarnation))
 }
 
@@ -323,32 +328,13 @@ impl Node {
         let levels = self.logs.iter().filter_map(|log| log.group.flash());
         levels.filter_map(FlashLog::descriptor)
     }
-
-    /// A leader that cannot get on because of its flash gives way to a follower that perhaps can.
-    pub(crate) fn give_way(&mut self) {
-        let now_us = self.now.steady_us;
-        let stuck = |log: &PhysicalLog| {
-            log.group.flash_status(now_us).is_some_and(|status| {
-                let since = status.state.since_us();
-                let long =
-                    since.is_some_and(|since| now_us.saturating_sub(since) > HAND_OVER_AFTER_US);
-                // As the second level it is missed only once memory is full.
-                long && (status.only || log.is_starved()) && log.group.is_leader()
-            })
-        };
-        if now_us >= self.next_handover_us && self.logs.iter().any(stuck) {
-            self.next_handover_us = now_us + HAND_OVER_AFTER_US;
-            tracing::warn!("flash makes no progress: handing leadership over");
-            self.hand_over();
-        }
-    }
 }
 
 /// Trims both levels of a log; answers whether the store should flush.
 ///
-/// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers that lag hold flash back,
-/// but only while there is room: after that they are brought up with a checkpoint. `fetched`: what comes behind it is to stay for a little
-/// longer.
+/// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers
+/// that lag hold flash back, but only while there is room: after that they are brought up with a
+/// checkpoint. `fetched`: what comes behind it is to stay for a little longer.
 pub(crate) fn trim_levels(
     log: &mut PhysicalLog,
     flushed: u64,
@@ -364,14 +350,14 @@ pub(crate) fn trim_levels(
         let log = log.id;
         tracing::error!(log, %error, "the flash log does not read back: followers that need it get a checkpoint");
     }
-    let mut flush = status.unreadable && log.group.mend_flash(flushed);
+    let mut flush = status.unreadable && log.group.discard_unreadable(flushed);
     let group = log.group.status();
     // Large payloads lie in frames, which may run short before the ring does.
-    let used = log.group.fullness().max(frames_used);
+    let used = log.group.fill_ratio().max(frames_used);
     if used >= TRIM_AT {
         // Followers that are a little behind are fed from memory.
         let entries = (group.last - log.group.replay_through()) as f64;
-        let keep = if log.is_starved() {
+        let keep = if log.is_log_full() {
             0.0
         } else {
             entries * TRIM_AT / used

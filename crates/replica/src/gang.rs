@@ -1,17 +1,19 @@
-//! Operations that concern several logs (cyclone §5.1): the coordinator, which hands every log its share, and what
-//! becomes of the shares once they are committed. Whether a gang has its effect is decided by
-//! [`cyclone_consensus::GangBook`], from the logs alone.
+//! Operations that concern several logs (cyclone §5.1): the coordinator, which hands every log its
+//! share, and what becomes of the shares once they are committed. Whether a gang has its effect is
+//! decided by
+//! [`cyclone_consensus::GangTable`], from the logs alone.
 //!
-//! All gangs go through one queue, and each log keeps a place for its share in its own: so every log sees the gangs in
-//! one order, no logs wait for each other in a circle, and what a client sends after a gang comes after it. A gang is
-//! handed out once its share is next in every log *and* every log has room for it; all shares are then proposed in
-//! one go, so that either all are or none is.
+//! All gangs go through one queue, and each log keeps a place for its share in its own: so every
+//! log sees the gangs in one order, no logs wait for each other in a circle, and what a client
+//! sends after a gang comes after it. A gang is handed out once its share is next in every log
+//! *and* every log has room for it; all shares are then proposed in one go, so that either all are
+//! or none is.
 //= cyclone §5.1
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cyclone_consensus::{Decision, GangBook, ProposeError};
+use cyclone_consensus::{Decision, GangTable, ProposeError};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, EntryInput, Mode, StateMachine};
 use cyclone_wire::gang::{Head, Kind, Nonce};
@@ -31,7 +33,7 @@ struct Queued {
 }
 
 /// An abort entry that a log had no room for yet.
-struct Unsaid {
+struct PendingAbort {
     log: usize,
     term: u64,
     head: Head,
@@ -39,9 +41,9 @@ struct Unsaid {
 
 /// The coordinator's queue, and the book of what is committed.
 pub(crate) struct Gangs {
-    pub(crate) book: GangBook,
+    pub(crate) gang_table: GangTable,
     queue: VecDeque<Queued>,
-    unsaid: Vec<Unsaid>,
+    pending_aborts: Vec<PendingAbort>,
     replica: u64,
     boot: u64,
     counter: u64,
@@ -53,9 +55,9 @@ impl Gangs {
     /// `boot` is drawn at random; `applied_terms` by log.
     pub(crate) fn new(replica: u64, boot: u64, applied_terms: &[u64]) -> Gangs {
         Gangs {
-            book: GangBook::new(applied_terms),
+            gang_table: GangTable::new(applied_terms),
             queue: VecDeque::new(),
-            unsaid: Vec::new(),
+            pending_aborts: Vec::new(),
             replica,
             boot,
             counter: 0,
@@ -67,6 +69,7 @@ impl Gangs {
 /// Entries of one gang for a worker, ascending by log: log, index, term, payload.
 pub(crate) struct GangJob {
     parts: Vec<(u16, u64, u64, Vec<u8>)>,
+    wants_replies: bool,
 }
 
 impl GangJob {
@@ -79,6 +82,7 @@ impl GangJob {
                     index: *index,
                     term: *term,
                     payload,
+                    wants_replies: self.wants_replies,
                 };
                 (*log, input)
             })
@@ -90,9 +94,11 @@ impl GangJob {
 impl Node {
     /// Takes in an operation over several logs. The caller has been admitted to all of them.
     pub(crate) fn begin_gang(&mut self, logs: LogSet, mut command: BatchBuilder) {
-        self.catch_up(logs);
-        let now_ms = self.now.wall_ms;
-        let (batch, origins) = command.seal(now_ms);
+        self.drain_requests(logs);
+        // One moment for all of its logs.
+        let times = logs.iter().map(|log| self.logs[log].time_ms());
+        let time_ms = times.max().unwrap_or(0);
+        let (batch, origins) = command.seal(time_ms);
         self.gangs.counter += 1;
         self.counters.gangs += 1;
         let number = self.gangs.counter;
@@ -102,7 +108,8 @@ impl Node {
             } else {
                 0
             };
-            self.logs[log].queue_gang(now_ms, number, waiting);
+            self.logs[log].queue_gang(number, waiting);
+            self.logs[log].clock.advance_to_ms(time_ms);
         }
         self.gangs.queue.push_back(Queued {
             number,
@@ -114,35 +121,36 @@ impl Node {
 
     /// Proposes what has been taken in, by all logs, in the order in which each was given it.
     pub(crate) fn propose(&mut self) {
-        let (now_us, now_ms) = (self.now.steady_us, self.now.wall_ms);
-        self.say_aborts();
+        let now_us = self.now.steady_us;
+        self.propose_pending_aborts();
         for log in &mut self.logs {
-            log.propose(now_us, now_ms, &mut self.answers);
+            log.propose(now_us, &mut self.answers);
         }
         while let Some(front) = self.gangs.queue.front() {
             let (logs, number) = (front.logs, front.number);
             let next = |log: usize| self.logs[log].next_gang() == Some(number);
-            if !logs.iter().all(next) || !self.hand_out() {
+            if !logs.iter().all(next) || !self.propose_next_gang() {
                 break;
             }
             for log in logs.iter() {
-                self.logs[log].propose(now_us, now_ms, &mut self.answers);
+                self.logs[log].propose(now_us, &mut self.answers);
             }
         }
     }
 
     /// Proposes the first gang's shares, or refuses it. `false`: it has to wait.
-    fn hand_out(&mut self) -> bool {
+    fn propose_next_gang(&mut self) -> bool {
         let Some(front) = self.gangs.queue.front() else {
             return false;
         };
         let (number, logs) = (front.number, front.logs);
-        // An abort entry that came behind a later gang would let logs wait for each other in a circle.
+        // An abort entry that came behind a later gang would let logs wait for each other in a
+        // circle.
         if self
             .gangs
-            .unsaid
+            .pending_aborts
             .iter()
-            .any(|unsaid| logs.contains(unsaid.log))
+            .any(|pending_aborts| logs.contains(pending_aborts.log))
         {
             return false;
         }
@@ -174,7 +182,7 @@ impl Node {
                 Ok(()) => {}
                 Err(error @ (ProposeError::Full { .. } | ProposeError::Uncommitted { .. })) => {
                     if matches!(error, ProposeError::Full { .. }) {
-                        self.logs[*log].set_starved();
+                        self.logs[*log].set_log_full();
                     }
                     return false;
                 }
@@ -219,10 +227,11 @@ impl Node {
         true
     }
 
-    /// A log did not take its share although it said that it would: the others must learn that from its log.
+    /// A log did not take its share although it said that it would: the others must learn that from
+    /// its log.
     fn abort_share(&mut self, log: usize, head: &Head, number: u64, waiting: Vec<Origin>) {
         let physical = &mut self.logs[log];
-        physical.drop_gang(self.now.wall_ms, number, waiting.len());
+        physical.drop_gang(number, waiting.len());
         for origin in waiting {
             self.answers.push((origin, Outcome::Lost));
         }
@@ -232,25 +241,29 @@ impl Node {
         };
         self.counters.gangs_aborted += 1;
         let term = physical.group.term();
-        self.gangs.unsaid.push(Unsaid { log, term, head });
-        self.say_aborts();
+        self.gangs
+            .pending_aborts
+            .push(PendingAbort { log, term, head });
+        self.propose_pending_aborts();
     }
 
-    /// Proposes the abort entries that are due; gangs that come later wait for them. One that never gets there is made good for by the log's next term.
-    fn say_aborts(&mut self) {
+    /// Proposes the abort entries that are due; gangs that come later wait for them. One that never
+    /// gets there is made good for by the log's next term.
+    fn propose_pending_aborts(&mut self) {
         let logs = &mut self.logs;
-        self.gangs.unsaid.retain(|unsaid| {
-            let group = &mut logs[unsaid.log].group;
-            if !group.is_leader() || group.term() != unsaid.term {
+        self.gangs.pending_aborts.retain(|pending_aborts| {
+            let group = &mut logs[pending_aborts.log].group;
+            if !group.is_leader() || group.term() != pending_aborts.term {
                 return false;
             }
-            let mut bytes = Vec::with_capacity(Head::bytes(unsaid.head.view.len()));
-            unsaid.head.encode(&mut bytes);
+            let mut bytes = Vec::with_capacity(Head::bytes(pending_aborts.head.view.len()));
+            pending_aborts.head.encode(&mut bytes);
             group.propose(Payload::from_vec(bytes)).is_err()
         });
     }
 
-    /// The next gang finds this log unable to take its share although it had room: for tests of abort entries.
+    /// The next gang finds this log unable to take its share although it had room: for tests of
+    /// abort entries.
     pub fn refuse_share(&mut self, log: usize) {
         self.gangs.refuse = Some(log);
     }
@@ -270,18 +283,19 @@ impl Node {
                 true => gang.origins.len(),
                 false => 0,
             };
-            self.logs[log].drop_gang(self.now.wall_ms, number, waiting);
+            self.logs[log].drop_gang(number, waiting);
         }
         for origin in gang.origins {
             self.answers.push((origin, outcome.clone()));
         }
     }
 
-    /// Whether committed entries wait that nothing but the length of a step keeps from being applied.
+    /// Whether committed entries wait that nothing but the length of a step keeps from being
+    /// applied.
     pub(crate) fn may_apply_more(&self) -> bool {
         let mut logs = self.logs.iter().enumerate();
         !self.snapshots.is_installing()
-            && logs.any(|(log, physical)| physical.can_apply(self.gangs.book.stop(log)))
+            && logs.any(|(log, physical)| physical.can_apply(self.gangs.gang_table.stop(log)))
     }
 
     /// Applies what is committed in all logs, as far as it is decided and one step takes.
@@ -289,7 +303,7 @@ impl Node {
         loop {
             let mut moved = false;
             for log in 0..self.logs.len() {
-                let stop = self.gangs.book.stop(log);
+                let stop = self.gangs.gang_table.stop(log);
                 if self.logs[log].can_apply(stop) {
                     self.apply_log(log, stop)?;
                 }
@@ -314,7 +328,7 @@ impl Node {
 
     /// A log stands at a gang's entry: goes on if it may. Answers whether anything moved.
     fn settle_gang(&mut self, log: usize) -> Result<bool, NodeError> {
-        let mut decision = self.gangs.book.decide(log);
+        let mut decision = self.gangs.gang_table.decide(log);
         if planted::has(Bug::GangTimedOut) && decision == Decision::Wait {
             let since_us = self.logs[log].front_since_us();
             if since_us > 0 && self.now.steady_us - since_us > 20_000 {
@@ -326,15 +340,15 @@ impl Node {
             Decision::Skip => {
                 self.logs[log].skip_front();
                 if let Some(index) = self.logs[log].front() {
-                    self.gangs.book.passed(log, index);
+                    self.gangs.gang_table.passed(log, index);
                 }
                 Ok(true)
             }
-            Decision::Together { apply, entries } => self.go_together(apply, &entries),
+            Decision::Together { apply, entries } => self.try_apply_gang(apply, &entries),
         }
     }
 
-    fn go_together(&mut self, apply: bool, entries: &[(u16, u64)]) -> Result<bool, NodeError> {
+    fn try_apply_gang(&mut self, apply: bool, entries: &[(u16, u64)]) -> Result<bool, NodeError> {
         let there =
             |(log, index): &(u16, u64)| self.logs[usize::from(*log)].front() == Some(*index);
         if !entries.iter().all(there) {
@@ -348,7 +362,11 @@ impl Node {
             let payload = if apply { payload } else { Vec::new() };
             parts.push((log, index, term, payload));
         }
-        let job = GangJob { parts };
+        let lowest = entries.first().map(|(log, _)| usize::from(*log));
+        let job = GangJob {
+            parts,
+            wants_replies: lowest.is_some_and(|log| self.logs[log].has_waiter()),
+        };
         match job.apply(&*self.store, Mode::NonBlocking) {
             Ok(replies) => self.gang_applied(entries, apply, replies),
             Err(ApplyError::WouldBlock) => {
@@ -363,9 +381,20 @@ impl Node {
                     apply,
                 });
             }
+            Err(error @ (ApplyError::NoSpace(_) | ApplyError::Damaged(_))) => {
+                self.halt_gang(entries, error);
+            }
             Err(error) => return Err(error.into()),
         }
         Ok(true)
+    }
+
+    /// The store has refused a gang; it is asked again after a pause.
+    pub(crate) fn halt_gang(&mut self, entries: &[(u16, u64)], error: ApplyError) {
+        let mut error = Some(error);
+        for &(log, _) in entries {
+            self.logs[usize::from(log)].halt_apply(error.take());
+        }
     }
 
     /// All of a gang's logs have gone on.
@@ -379,7 +408,7 @@ impl Node {
         for &(log, index) in entries {
             let log = usize::from(log);
             let origins = self.logs[log].pass_front();
-            self.gangs.book.passed(log, index);
+            self.gangs.gang_table.passed(log, index);
             for origin in origins {
                 let outcome = match (apply, replies.next()) {
                     (true, Some(reply)) => Outcome::Done(reply),
@@ -392,9 +421,9 @@ impl Node {
     }
 
     /// A checkpoint was installed: what waits in the logs is looked at anew.
-    pub(crate) fn retell_gangs(&mut self) {
+    pub(crate) fn reregister_pending_gangs(&mut self) {
         for log in &mut self.logs {
-            log.retell(&mut self.gangs.book);
+            log.reregister_gangs(&mut self.gangs.gang_table);
         }
     }
 }

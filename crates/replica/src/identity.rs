@@ -1,5 +1,6 @@
-//! Who this replica is, told twice: in the region's superblock and in the data directory. Where the two disagree, or
-//! one is gone, the replica has lost memory that its votes or acknowledgements relied on, and must not pretend.
+//! Who this replica is, told twice: in the region's superblock and in the data directory. Where the
+//! two disagree, or one is gone, the replica has lost memory that its votes or acknowledgements
+//! relied on, and must not pretend.
 
 use std::fmt;
 use std::fs;
@@ -129,24 +130,28 @@ pub fn text(identity: &Identity) -> String {
     )
 }
 
-/// Writes the identity durably: a new file is synced, renamed into place, and the directory synced.
+/// Writes the identity durably, as a whole.
 ///
 /// # Errors
 /// Whatever the file system says.
 pub fn write(data: &Path, identity: &Identity) -> Result<(), IdentityError> {
     let path = path(data);
-    let attempt = || -> io::Result<()> {
-        let draft = data.join("IDENTITY.new");
-        let mut file = fs::File::create(&draft)?;
-        file.write_all(text(identity).as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&draft, &path)?;
-        fs::File::open(data)?.sync_all()
-    };
-    attempt().map_err(|source| IdentityError::Io {
-        path: path.clone(),
-        source,
-    })
+    replace_file(&path, &text(identity)).map_err(|source| IdentityError::Io { path, source })
+}
+
+/// Replaces a file durably, as a whole: a new file is synced and renamed into place, then the
+/// directory is synced. A crash leaves the old text or the new one.
+///
+/// # Errors
+/// An error of the file system.
+pub(crate) fn replace_file(path: &Path, text: &str) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let draft = path.with_extension("new");
+    let mut file = fs::File::create(&draft)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&draft, path)?;
+    fs::File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

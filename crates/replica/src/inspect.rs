@@ -1,7 +1,8 @@
-//! Reading what a stopped node has, without changing a byte of it: the region from a copy, the flash areas as they are.
+//! Reading what a stopped node has, without changing a byte of it: the region from a copy, the
+//! flash areas as they are.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use cyclone_pmem::{FlushPolicy, Pool, PoolError, Region, RegionError};
@@ -12,7 +13,7 @@ use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock, SuperblockFault, VERSION}
 use rustix::fs::FlockOperation;
 
 use crate::config::Config;
-use crate::flash::FlashConfig;
+use crate::flash::area_path;
 use crate::start::Layout;
 
 /// Why nothing could be read at all.
@@ -145,6 +146,53 @@ fn image_of(file: &File, path: &Path) -> Result<Vec<u8>, InspectError> {
     }
 }
 
+/// The superblock of a region.
+///
+/// # Errors
+/// A file that cannot be read, or that is no region.
+pub(crate) fn block_of(path: &Path) -> Result<Superblock, InspectError> {
+    let mut file = File::open(path).map_err(io_at(path))?;
+    let head = match file.metadata().map_err(io_at(path))?.is_file() {
+        true => {
+            let mut head = Vec::new();
+            let read = (&mut file).take(SUPERBLOCK_BYTES).read_to_end(&mut head);
+            read.map_err(io_at(path))?;
+            head
+        }
+        false => mapped(path)?,
+    };
+    decode(path, &head)
+}
+
+fn decode(path: &Path, image: &[u8]) -> Result<Superblock, InspectError> {
+    let none = |what: String| InspectError::NoRegion {
+        path: path.display().to_string(),
+        what,
+    };
+    let head = image
+        .get(..SUPERBLOCK_BYTES as usize)
+        .ok_or_else(|| none(format!("it has {} bytes", image.len())))?;
+    let block = Superblock::decode(head).map_err(|fault| match fault {
+        SuperblockFault::Blank => none("it has never been formatted".to_owned()),
+        SuperblockFault::Damaged => none("its header is damaged".to_owned()),
+        SuperblockFault::Other => none("something else stands there".to_owned()),
+        SuperblockFault::Version(found) => InspectError::Version {
+            path: path.display().to_string(),
+            found,
+        },
+    })?;
+    let least = Config::MIN_NVM_BYTES * u64::from(block.logs);
+    if block.logs == 0 || block.logs > MAX_LOGS || block.region_bytes < least {
+        return Err(none(format!(
+            "it says {} logs in {} bytes: expected 1 to {MAX_LOGS}, and {} bytes for each",
+            block.logs,
+            block.region_bytes,
+            Config::MIN_NVM_BYTES
+        )));
+    }
+    Ok(block)
+}
+
 fn mapped(path: &Path) -> Result<Vec<u8>, InspectError> {
     let region = Region::attach(path, FlushPolicy::Auto)?;
     let area = region.take(0, region.len())?.share();
@@ -163,36 +211,16 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
         .map_err(|error| io_at(path)(error.into()))?;
     let image = image_of(&file, path)?;
-    let none = |what: String| InspectError::NoRegion {
-        path: path.display().to_string(),
-        what,
-    };
-    let head = image
-        .get(..SUPERBLOCK_BYTES as usize)
-        .ok_or_else(|| none(format!("it has {} bytes", image.len())))?;
-    let block = Superblock::decode(head).map_err(|fault| match fault {
-        SuperblockFault::Blank => none("it has never been formatted".to_owned()),
-        SuperblockFault::Damaged => none("its header is damaged".to_owned()),
-        SuperblockFault::Version(found) => InspectError::Version {
-            path: path.display().to_string(),
-            found,
-        },
-    })?;
+    let block = decode(path, &image)?;
     if block.region_bytes != image.len() as u64 {
-        return Err(none(format!(
-            "it says {} bytes and has {}",
-            block.region_bytes,
-            image.len()
-        )));
-    }
-    let least = Config::MIN_NVM_BYTES * u64::from(block.logs);
-    if block.logs == 0 || block.logs > MAX_LOGS || block.region_bytes < least {
-        return Err(none(format!(
-            "it says {} logs in {} bytes: expected 1 to {MAX_LOGS}, and {} bytes for each",
-            block.logs,
-            block.region_bytes,
-            Config::MIN_NVM_BYTES
-        )));
+        return Err(InspectError::NoRegion {
+            path: path.display().to_string(),
+            what: format!(
+                "it says {} bytes and has {}",
+                block.region_bytes,
+                image.len()
+            ),
+        });
     }
     let owner = Owner {
         cluster: block.cluster,
@@ -203,8 +231,8 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     Ok((Region::from_image(&image)?.0, owner))
 }
 
-/// Looks at a stopped node's region and flash areas (a directory); `each` gets every entry of both levels, or none if
-/// `entries` is false. An entry that stands in both levels is shown twice.
+/// Looks at a stopped node's region and flash areas (a directory); `each` gets every entry of both
+/// levels, or none if `entries` is false. An entry that stands in both levels is shown twice.
 ///
 /// # Errors
 /// [`InspectError`]; what is wrong with a log is in its report.
@@ -222,7 +250,7 @@ pub fn inspect(
         None => expected.map_or_else(|| areas(flash), |expected| expected.logs),
     };
     let mut reports: Vec<LogReport> = Vec::new();
-    let mut whose = Whose {
+    let mut whose = ExpectedOwner {
         expected,
         found: owner.as_ref().map(|owner| {
             let identity = FlashIdentity {
@@ -244,20 +272,17 @@ pub fn inspect(
         };
         let ring = match (&region, &pool) {
             (Some((region, _)), Some(pool)) => {
-                look_at_ring(region, pool, logs, &mut report, entries, &mut each)?
+                inspect_ring(region, pool, logs, &mut report, entries, &mut each)?
             }
             _ => None,
         };
         if let Some(directory) = flash {
-            let area = FlashConfig {
-                directory: directory.to_owned(),
-                bytes: 0,
-                durability: crate::flash::Durability::Nvm,
-            }
-            .area(log);
-            look_at_flash(&area, ring, &mut report, entries, &mut each)?;
+            let area = area_path(directory, log);
+            inspect_flash(&area, ring, &mut report, entries, &mut each)?;
             let area = report.area;
-            report.problems.extend(area.and_then(|it| whose.not_of(it)));
+            report
+                .problems
+                .extend(area.and_then(|it| whose.owner_mismatch(it)));
         }
         reports.push(report);
     }
@@ -276,15 +301,16 @@ pub struct Expected {
 }
 
 /// Whose the flash areas should be: one replica's levels are made together.
-struct Whose {
+struct ExpectedOwner {
     expected: Option<Expected>,
     /// What says so, and whom.
     found: Option<(&'static str, FlashIdentity)>,
 }
 
-impl Whose {
-    /// That an area is not of this replica, if it is not. The first that may be says what the others are.
-    fn not_of(&mut self, area: FlashIdentity) -> Option<String> {
+impl ExpectedOwner {
+    /// That an area is not of this replica, if it is not. The first that may be says what the
+    /// others are.
+    fn owner_mismatch(&mut self, area: FlashIdentity) -> Option<String> {
         let belongs = format!("flash: the area belongs to {}", named(&area));
         if let Some((what, of)) = self.found {
             return (area != of).then(|| format!("{belongs}, {what} to {}", named(&of)));
@@ -342,7 +368,7 @@ fn hard(report: &mut LevelReport, state: &HardState) {
 }
 
 /// Answers the ring's first and last index, if it can be used.
-fn look_at_ring(
+fn inspect_ring(
     region: &Region,
     pool: &Pool,
     logs: u16,
@@ -388,7 +414,7 @@ fn look_at_ring(
     Ok(found)
 }
 
-fn look_at_flash(
+fn inspect_flash(
     area: &Path,
     ring: Option<(u64, u64)>,
     report: &mut LogReport,

@@ -1,26 +1,28 @@
-//! Native clients' requests: read, checked, and given to the logs they concern. Both loops that may be asked do it alike: the
-//! replica's, and a log's own.
+//! Native clients' requests: read, checked, and given to the logs they concern. Both loops that may
+//! be asked do it alike: the replica's, and a log's own.
 
 use cyclone_packet::Peer;
 use cyclone_pmem::Payload;
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::client::{self, ITEM_BYTES, ReadMode, Request};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::reply::Reply;
 
+use crate::fragmented::outline;
 use crate::logset::LogSet;
-use crate::requests::{Origin, Outcome};
-use crate::scattered::outline;
+use crate::requests::{Origin, Outcome, refuse_excess};
 use crate::status::Counters;
 
 /// The longest key and the longest value that are taken in, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Longest {
+pub(crate) struct SizeLimits {
     pub(crate) key: usize,
     pub(crate) value: usize,
 }
 
-impl Longest {
-    /// The configured limits, checked where a command enters so that all replicas need not agree on them.
+impl SizeLimits {
+    /// The configured limits, checked where a command enters so that all replicas need not agree on
+    /// them.
     fn admits(self, operation: &Operation<'_>) -> bool {
         let keys_fit = operation.keys().iter().all(|key| key.len() <= self.key);
         keys_fit && operation.longest_value() <= self.value
@@ -29,9 +31,12 @@ impl Longest {
 
 /// Takes requests in.
 pub(crate) trait Intake {
-    fn tally(&mut self) -> &mut Counters;
+    fn counters_mut(&mut self) -> &mut Counters;
 
-    fn longest(&self) -> Longest;
+    fn size_limits(&self) -> SizeLimits;
+
+    /// What commands may do.
+    fn allowed(&self) -> Allowed;
 
     /// How many logs there are.
     fn log_count(&self) -> usize;
@@ -62,7 +67,7 @@ pub(crate) trait Intake {
     fn client_requests(&mut self, door: u16, peer: Peer, body: &Payload) {
         match body.contiguous() {
             Some(bytes) => self.walk_requests(door, peer, body, bytes),
-            None => self.scattered_requests(door, peer, body),
+            None => self.fragmented_requests(door, peer, body),
         }
     }
 
@@ -75,7 +80,7 @@ pub(crate) trait Intake {
                 // A message is one step of the loop: heartbeats wait for its end.
                 Some(Ok(request)) if number < client::MOST_REQUESTS => request,
                 Some(_) => {
-                    self.tally().malformed += 1;
+                    self.counters_mut().malformed += 1;
                     break;
                 }
             };
@@ -97,7 +102,7 @@ pub(crate) trait Intake {
     }
 
     /// The requests in a message that lies in several pieces.
-    fn scattered_requests(&mut self, door: u16, peer: Peer, body: &Payload) {
+    fn fragmented_requests(&mut self, door: u16, peer: Peer, body: &Payload) {
         let (mut at, mut number) = (0, 0);
         while at < body.len() {
             let mut length = [0; 4];
@@ -105,7 +110,7 @@ pub(crate) trait Intake {
             let end = at + 4 + u32::from_le_bytes(length) as usize;
             number += 1;
             if !whole || end > body.len() || number > client::MOST_REQUESTS {
-                self.tally().malformed += 1;
+                self.counters_mut().malformed += 1;
                 return;
             }
             let item = body.slice(at..end);
@@ -113,7 +118,7 @@ pub(crate) trait Intake {
             if let Some(bytes) = item.contiguous() {
                 self.walk_requests(door, peer, &item, bytes);
             } else if !self.large_write(door, peer, &item) {
-                self.tally().gathered_bytes += item.len() as u64;
+                self.counters_mut().gathered_bytes += item.len() as u64;
                 self.walk_requests(door, peer, &item, &item.to_vec());
             }
         }
@@ -141,13 +146,13 @@ pub(crate) trait Intake {
         if logs.single().is_none() {
             return false;
         }
-        self.tally().writes += 1;
+        self.counters_mut().writes += 1;
         let mut id = [0; 8];
         id.copy_from_slice(&head[4..12]);
         let id = u64::from_le_bytes(id);
         let origin = Origin::Native { door, peer, id };
-        let longest = self.longest();
-        if !longest.admits(&decoded.operation) || value_bytes > longest.value {
+        let size_limits = self.size_limits();
+        if !size_limits.admits(&decoded.operation) || value_bytes > size_limits.value {
             self.end(origin, Outcome::TooLarge);
         } else {
             self.take_write(logs, origin, &command);
@@ -162,14 +167,19 @@ pub(crate) trait Intake {
         range: std::ops::Range<usize>,
         bytes: &[u8],
     ) {
-        self.tally().writes += 1;
+        self.counters_mut().writes += 1;
         let decoded = Command::decode(&bytes[range.clone()]);
         let Some(command) = decoded.ok().filter(|it| !it.operation.is_of_replicas()) else {
-            self.tally().malformed += 1;
+            self.counters_mut().malformed += 1;
             return self.refuse_malformed(origin);
         };
-        if !self.longest().admits(&command.operation) {
+        if !self.size_limits().admits(&command.operation) {
             return self.end(origin, Outcome::TooLarge);
+        }
+        if let Some(refusal) = refuse_excess(&command.operation, self.allowed()) {
+            self.counters_mut().refused_work += 1;
+            let refusal = self.readiness().err().unwrap_or(refusal);
+            return self.end(origin, refusal);
         }
         let logs = LogSet::of(&command.operation, self.log_count());
         self.take_write(logs, origin, &body.slice(range));
@@ -177,7 +187,7 @@ pub(crate) trait Intake {
 
     fn native_read(&mut self, origin: Origin, query: &[u8], mode: ReadMode, terms: Vec<u64>) {
         let Ok(decoded) = Query::decode(query) else {
-            self.tally().malformed += 1;
+            self.counters_mut().malformed += 1;
             return self.refuse_malformed(origin);
         };
         self.take_read(origin, &decoded, query.to_vec(), mode, terms);

@@ -1,21 +1,21 @@
-//! Reads over several logs: each of them confirms leadership and reaches what was committed when the read came; then the
-//! store is asked once, so that the answer is of one moment.
+//! Reads over several logs: each of them confirms leadership and reaches what was committed when
+//! the read came; then the store is asked once, so that the answer is of one moment.
 
 use std::collections::HashMap;
 
 use crate::logset::LogSet;
 use crate::node::{Node, NodeError};
-use crate::reads::{How, Read};
+use crate::reads::{Read, ReadBasis};
 use crate::requests::{Origin, Outcome};
-use crate::slow::Reign;
+use crate::slow::LeadershipEpoch;
 
 struct Joined {
     origin: Origin,
     query: Vec<u8>,
     /// Logs that are not there yet.
-    left: usize,
+    missing_logs: usize,
     /// When it came.
-    reign: Reign,
+    leadership_epoch: LeadershipEpoch,
 }
 
 /// The reads over several logs that wait.
@@ -27,18 +27,28 @@ pub(crate) struct JoinedReads {
 
 impl Node {
     /// Takes in a read that all `logs` must be ready for. The caller has been admitted to them.
-    pub(crate) fn join_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
-        self.catch_up(logs);
+    pub(crate) fn join_read(
+        &mut self,
+        logs: LogSet,
+        origin: Origin,
+        query: Vec<u8>,
+        how: ReadBasis,
+    ) {
+        self.drain_requests(logs);
         // A lease would have to be checked again for all of them.
-        let how = if how == How::Lease { How::Index } else { how };
+        let how = if how == ReadBasis::Lease {
+            ReadBasis::Index
+        } else {
+            how
+        };
         self.joined.next += 1;
         let number = self.joined.next;
-        let left = logs.len();
+        let missing_logs = logs.len();
         let joined = Joined {
             origin,
             query,
-            left,
-            reign: self.reign(),
+            missing_logs,
+            leadership_epoch: self.leadership_epoch(),
         };
         self.joined.waiting.insert(number, joined);
         for log in logs.iter() {
@@ -56,17 +66,18 @@ impl Node {
         let Some(joined) = self.joined.waiting.get_mut(&number) else {
             return Ok(());
         };
-        joined.left -= 1;
-        if joined.left > 0 {
+        joined.missing_logs -= 1;
+        if joined.missing_logs > 0 {
             return Ok(());
         }
         let Some(joined) = self.joined.waiting.remove(&number) else {
             return Ok(());
         };
-        // One log may have a new leader already, or have had one for a moment, whose entries this replica applies: what it was told later than
-        // this read must not be seen without what others were told in between.
-        let is_bound = !matches!(read.how, How::Weak { .. });
-        let is_over = is_bound && !self.is_still(&joined.reign, None);
+        // One log may have a new leader already, or have had one for a moment, whose entries this
+        // replica applies: what it was told later than this read must not be seen without what
+        // others were told in between.
+        let is_bound = !matches!(read.how, ReadBasis::Weak { .. });
+        let is_over = is_bound && !self.is_current(&joined.leadership_epoch, None);
         let refused = self.check_leadership().err();
         if let Some(refusal) = refused.or(is_over.then_some(Outcome::Busy)) {
             self.answers.push((joined.origin, refusal));
@@ -75,7 +86,8 @@ impl Node {
         self.ask_store(None, Read::new(joined.origin, joined.query, 0, read.how))
     }
 
-    /// One log of a read over several has failed; the first one to do so answers for all. `None` for the others.
+    /// One log of a read over several has failed; the first one to do so answers for all. `None`
+    /// for the others.
     pub(crate) fn answers_for(&mut self, origin: Origin) -> Option<Origin> {
         match origin {
             Origin::Joined(number) => {

@@ -1,15 +1,18 @@
 //! The leader's lease: until when no other replica can have become leader.
 //!
-//! A ReadIndex round that was asked at `t` and confirmed by a majority means that each of them heard from this leader at `t`
-//! or later. From then on a follower neither campaigns nor votes for an election time-out, so until `t` plus that
-//! time-out there is no other leader. What is taken off it:
+//! A ReadIndex round that was asked at `t` and confirmed by a majority means that each of them
+//! heard from this leader at `t` or later. From then on a follower neither campaigns nor votes for
+//! an election time-out, so until `t` plus that time-out there is no other leader. What is taken
+//! off it:
 //!
-//! - ticks: followers count time in ticks, up to [`LOST_TICKS`] of which may lie before the message that set their count back;
-//! - drift: clocks (CLOCK_BOOTTIME, which runs on while a machine sleeps) may differ in speed by the configured bound.
+//! - ticks: followers count time in ticks, up to [`LOST_TICKS`] of which may lie before the message
+//!   that set their count back;
+//! - drift: clocks (CLOCK_BOOTTIME, which runs on while a machine sleeps) may differ in speed by
+//!   the configured bound.
 //!
-//! Leadership transfer lets its target campaign at once, whenever the order reaches it: a term in which one was begun has no lease
-//! any more. A follower that restarts has forgotten whom it heard: with leases it votes for nobody for its first election time-out
-//! (see `Node::may_vote`).
+//! Leadership transfer lets its target campaign at once, whenever the order reaches it: a term in
+//! which one was begun has no lease any more. A follower that restarts has forgotten whom it heard:
+//! with leases it votes for nobody for its first election time-out (see `Node::may_vote`).
 
 use crate::ticking::PAUSE_TICKS;
 
@@ -24,12 +27,12 @@ pub(crate) struct Lease {
     term: u64,
     until_us: u64,
     /// No lease in this term and before.
-    barred: u64,
+    revoked_term: u64,
 }
 
 impl Lease {
-    /// `election_ticks` of `tick_us` are the shortest election time-out; clocks run at most `drift_ppm` millionths too fast or
-    /// too slow.
+    /// `election_ticks` of `tick_us` are the shortest election time-out; clocks run at most
+    /// `drift_ppm` millionths too fast or too slow.
     pub(crate) fn new(election_ticks: u64, tick_us: u64, drift_ppm: u32) -> Lease {
         let promised_us = election_ticks.saturating_sub(LOST_TICKS) * tick_us;
         // One clock may be fast and the other slow.
@@ -52,12 +55,15 @@ impl Lease {
 
     /// Whether nobody else can lead at `now_us`.
     pub(crate) fn holds(&self, now_us: u64, term: u64) -> bool {
-        self.length_us > 0 && term == self.term && term > self.barred && now_us < self.until_us
+        self.length_us > 0
+            && term == self.term
+            && term > self.revoked_term
+            && now_us < self.until_us
     }
 
     /// Leadership is about to be handed over.
-    pub(crate) fn bar(&mut self, term: u64) {
-        self.barred = self.barred.max(term);
+    pub(crate) fn revoke(&mut self, term: u64) {
+        self.revoked_term = self.revoked_term.max(term);
     }
 }
 
@@ -90,7 +96,7 @@ mod tests {
     fn a_transfer_ends_the_leases_of_its_term() {
         let mut lease = Lease::new(10, 5_000, 0);
         lease.confirmed(100, 3);
-        lease.bar(3);
+        lease.revoke(3);
         assert!(!lease.holds(101, 3));
         lease.confirmed(102, 3);
         assert!(!lease.holds(103, 3), "the order may still be under way");

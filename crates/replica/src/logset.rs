@@ -32,8 +32,8 @@ impl LogSet {
         )
     }
 
-    /// The logs that an operation concerns. What has no key but touches all of them, or is to be known in all of them,
-    /// concerns every log; a no-op concerns the first.
+    /// The logs that an operation concerns. What has no key but touches all of them, or is to be
+    /// known in all of them, concerns every log; a no-op concerns the first.
     pub(crate) fn of(operation: &Operation<'_>, count: usize) -> LogSet {
         match operation {
             Operation::OpenSession | Operation::CloseSession { .. } | Operation::FlushAll => {

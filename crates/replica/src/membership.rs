@@ -1,8 +1,9 @@
 //! Who takes part, and changing it in all logs alike.
 //!
-//! The cluster's record, kept by the state machine of log 0, names the members with their addresses and, while a change is under way,
-//! the members wanted. Whoever leads all logs looks at the record now and then and does what is missing, so a crash of the leader at
-//! any moment leaves nothing that the next one would not find:
+//! The cluster's record, kept by the state machine of log 0, names the members with their addresses
+//! and, while a change is under way, the members wanted. Whoever leads all logs looks at the record
+//! now and then and does what is missing, so a crash of the leader at any moment leaves nothing
+//! that the next one would not find:
 //!
 //! ```text
 //!   record with a target     one change at a time: it replaces a record without one, by number
@@ -11,15 +12,17 @@
 //!   record without target    the target's members are the members
 //! ```
 //!
-//! Log 0 is last because whoever may lead another log has to hear who leads log 0: that is where its log belongs. One left out of log
-//! 0 alone could win an election in another log and keep it for ever.
+//! Log 0 is last because whoever may lead another log has to hear who leads log 0: that is where
+//! its log belongs. One left out of log 0 alone could win an election in another log and keep it
+//! for ever.
 //!
-//! Ids are never used again: the record keeps the highest one given. A replica that the record has left out is told so when it speaks
-//! to others, and is silent from then on.
+//! Ids are never used again: the record keeps the highest one given. A replica that the record has
+//! left out is told so when it speaks to others, and is silent from then on.
 
 mod marks;
+mod moving;
+mod rejoin_conflict;
 mod request;
-mod wiped;
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_store::StateMachine;
@@ -30,7 +33,8 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::Members;
 use cyclone_wire::reply::Reply;
 
-use self::marks::Marks;
+use self::marks::LaggedCommits;
+use self::moving::{PendingMove, packet_address};
 use crate::config::{Config, Member};
 use crate::node::Node;
 use crate::physical::PhysicalLog;
@@ -52,17 +56,20 @@ pub(crate) struct Membership {
     number: u64,
     record: Option<Record>,
     /// A later record than the store has, told by another replica.
-    told: Option<Record>,
+    reported_record: Option<Record>,
     list: Vec<Member>,
-    committed: Marks,
+    committed: LaggedCommits,
     /// When a record was last proposed, and which.
     proposed: (u64, u64),
-    strangers: Vec<u64>,
+    removed_senders: Vec<u64>,
     next_tell_us: u64,
+    /// A move that waits for the member's answer.
+    moving: Option<PendingMove>,
     pub(crate) refused: Vec<(Ticket, MemberError)>,
 }
 
-/// The membership that the store knows of a log, unless it is of another cluster: a restored state brings those of the old one.
+/// The membership that the store knows of a log, unless it is of another cluster: a restored state
+/// brings those of the old one.
 pub(crate) fn known_to(
     store: &dyn StateMachine,
     config: &Config,
@@ -102,12 +109,13 @@ impl Membership {
             cluster: config.cluster_id,
             number: 0,
             record: None,
-            told: None,
+            reported_record: None,
             list: config.members.clone(),
-            committed: Marks::default(),
+            committed: LaggedCommits::default(),
             proposed: (0, 0),
-            strangers: Vec::new(),
+            removed_senders: Vec::new(),
             next_tell_us: 0,
+            moving: None,
             refused: Vec::new(),
         }
     }
@@ -118,7 +126,7 @@ impl Membership {
     }
 
     fn latest(&self) -> Option<&Record> {
-        self.told.as_ref().or(self.record.as_ref())
+        self.reported_record.as_ref().or(self.record.as_ref())
     }
 
     /// Whether this replica was a member and is none any more.
@@ -127,9 +135,9 @@ impl Membership {
     }
 
     /// A replica speaks that has been removed and does not know it.
-    pub(crate) fn note_stranger(&mut self, id: u64) {
-        if self.strangers.len() < MOST_MEMBERS && !self.strangers.contains(&id) {
-            self.strangers.push(id);
+    pub(crate) fn note_removed_sender(&mut self, id: u64) {
+        if self.removed_senders.len() < MOST_MEMBERS && !self.removed_senders.contains(&id) {
+            self.removed_senders.push(id);
         }
     }
 
@@ -143,9 +151,9 @@ impl Membership {
         // One that does not read, or of another cluster, is only a number to replace.
         let record = Record::decode(&bytes).ok();
         self.record = record.filter(|record| record.cluster == self.cluster);
-        let overtaken = |told: &Record| told.number <= number;
-        if self.told.as_ref().is_some_and(overtaken) {
-            self.told = None;
+        let overtaken = |reported_record: &Record| reported_record.number <= number;
+        if self.reported_record.as_ref().is_some_and(overtaken) {
+            self.reported_record = None;
         }
         true
     }
@@ -153,13 +161,13 @@ impl Membership {
 
 impl Node {
     /// Asks for a change of the members. Its acceptance comes back as a completion, a refusal by
-    /// [`Node::take_member_refusals`]. Accepted means that the change will be carried through; it is over when
-    /// [`Node::is_changing_members`] says so.
+    /// [`Node::take_member_refusals`]. Accepted means that the change will be carried through; it
+    /// is over when [`Node::is_changing_members`] says so.
     pub fn change_members(&mut self, ticket: Ticket, request: &MemberRequest) {
         if let Err(outcome) = self.check_leadership() {
             return self.answers.push((Origin::Local(ticket), outcome));
         }
-        if !self.knows_the_record() {
+        if !self.has_current_record() {
             return self.answers.push((Origin::Local(ticket), Outcome::Busy));
         }
         self.refresh_members();
@@ -168,8 +176,11 @@ impl Node {
                 let done = Outcome::Done(Reply::Ok);
                 self.answers.push((Origin::Local(ticket), done));
             }
-            Ok(Some(record)) => self.propose_record(Origin::Local(ticket), &record),
-            Err(error) => self.membership.refused.push((ticket, error)),
+            Ok(Some(record)) => self.begin_change(ticket, request, &record),
+            Err(error) => {
+                self.counters.refused_busy += u64::from(error.is_temporary());
+                self.membership.refused.push((ticket, error));
+            }
         }
     }
 
@@ -212,7 +223,7 @@ impl Node {
                 if let Some(target) = &record.target {
                     return match request.is_done(target, record.highest) {
                         true => Ok(None),
-                        false => self.accept_meanwhile(request, record, target).map(Some),
+                        false => self.accept_during_change(request, record, target).map(Some),
                     };
                 }
                 (record.members.clone(), record.highest)
@@ -252,9 +263,9 @@ impl Node {
         }))
     }
 
-    /// While a change is under way: who was to come or to vote, and is lost before it could, may be taken out again. Nothing else would end
-    /// the change.
-    fn accept_meanwhile(
+    /// While a change is under way: who was to come or to vote, and is lost before it could, may be
+    /// taken out again. Nothing else would end the change.
+    fn accept_during_change(
         &self,
         request: &MemberRequest,
         record: &Record,
@@ -329,7 +340,7 @@ impl Node {
     }
 
     /// Leader: whether it has applied all records of earlier leaders.
-    fn knows_the_record(&self) -> bool {
+    fn has_current_record(&self) -> bool {
         let home = &self.logs[0];
         home.applied_term == home.group.term()
     }
@@ -345,44 +356,51 @@ impl Node {
             },
         };
         self.membership.proposed = (record.number, self.now.steady_us);
-        self.logs[0].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
+        self.logs[0].write_bytes(origin, |out| command.encode(out));
     }
 
     /// Looks at the record, and does what a change lacks. Answers whether something was proposed.
-    pub(crate) fn membership_upkeep(&mut self) -> bool {
+    pub(crate) fn membership_housekeeping(&mut self) -> bool {
         self.refresh_members();
+        self.resume_move();
         let changing = |node: &Node| -> Vec<bool> {
             let logs = node.logs.iter();
             logs.map(|log| log.group.is_changing()).collect()
         };
         let before = changing(self);
         // By an older record, changes would be undone that are over.
-        let knows = self.knows_the_record() || planted::has(Bug::OldRecordFollowed);
+        let knows = self.has_current_record() || planted::has(Bug::OldRecordFollowed);
         if self.leads() && knows {
-            self.carry_on();
+            self.advance_member_change();
         }
         let committed = self.logs.iter().map(|log| log.group.commit());
         let committed = committed.collect();
         self.membership
             .committed
             .note(self.now.steady_us, committed);
-        self.tell_strangers();
+        self.notify_removed_senders();
         changing(self) != before
     }
 
     fn refresh_members(&mut self) {
         if self.membership.refresh(&*self.store) {
-            self.reach_members();
+            self.update_peer_addresses();
         }
     }
 
     /// The packet port learns whom the latest record names, and forgets who has gone.
-    fn reach_members(&mut self) {
+    fn update_peer_addresses(&mut self) {
         let (own, now_us) = (self.config.id, self.now.steady_us);
         let Some(record) = self.membership.latest() else {
             return;
         };
-        let list: Vec<Member> = record.everyone().map(member).collect();
+        let known = record.everyone().map(member);
+        let list: Vec<Member> = known
+            .map(|known| Member {
+                packet: packet_address(&self.config, known.id, known.packet),
+                ..known
+            })
+            .collect();
         for known in &list {
             if known.id != own && !self.membership.list.contains(known) {
                 self.port.add_node(known.id, known.packet);
@@ -400,7 +418,7 @@ impl Node {
     }
 
     /// Leader of all logs: the next step of a change that is under way, if one can be taken now.
-    fn carry_on(&mut self) {
+    fn advance_member_change(&mut self) {
         let Some(record) = self.membership.record.clone() else {
             return;
         };
@@ -412,7 +430,7 @@ impl Node {
         }
         let wanted = ids(target, false);
         let stays = wanted.contains(&self.config.id);
-        if !stays && self.give_way_to(&wanted) {
+        if !stays && self.transfer_leadership_to(&wanted) {
             return;
         }
         // A change that is under way may end elsewhere.
@@ -444,14 +462,17 @@ impl Node {
         }
     }
 
-    /// A leader that will not vote hands all logs over to one that will, if one that has everything votes already; answers whether
-    /// it has tried.
-    fn give_way_to(&mut self, wanted: &[u64]) -> bool {
+    /// A leader that will not vote hands all logs over to one that will, if one that has everything
+    /// votes already; answers whether it has tried.
+    fn transfer_leadership_to(&mut self, wanted: &[u64]) -> bool {
         let peers = self.logs[0].group.status().peers;
         let able = peers.iter().filter(|peer| {
-            peer.recent_active && wanted.contains(&peer.id) && self.votes_everywhere(peer.id)
+            let able = wanted.contains(&peer.id) && self.votes_everywhere(peer.id);
+            peer.recent_active && able && !self.is_recovering(peer.id)
         });
-        let Some(best) = able.max_by_key(|peer| peer.matched).map(|peer| peer.id) else {
+        let is_impaired = |id: u64| self.logs.iter().any(|log| log.group.is_impaired(id));
+        let best = able.max_by_key(|peer| (!is_impaired(peer.id), peer.matched));
+        let Some(best) = best.map(|peer| peer.id) else {
             return false;
         };
         if self.now.steady_us >= self.next_handover_us {
@@ -464,11 +485,11 @@ impl Node {
     }
 
     /// Who was removed and still speaks is told.
-    fn tell_strangers(&mut self) {
+    fn notify_removed_senders(&mut self) {
         let now_us = self.now.steady_us;
-        let strangers = std::mem::take(&mut self.membership.strangers);
+        let removed_senders = std::mem::take(&mut self.membership.removed_senders);
         let record = self.membership.latest();
-        let Some(record) = record.filter(|_| !strangers.is_empty()) else {
+        let Some(record) = record.filter(|_| !removed_senders.is_empty()) else {
             return;
         };
         if now_us < self.membership.next_tell_us {
@@ -478,16 +499,38 @@ impl Node {
         record.encode(&mut bytes);
         self.membership.next_tell_us = now_us + TELL_US;
         let parts: [&[u8]; 1] = [&bytes];
-        for id in strangers {
+        for id in removed_senders {
             let to = Peer::Node(id);
             // What is lost is said again.
             let _ = self.port.send(now_us, &[Outgoing { to, parts: &parts }]);
         }
     }
 
-    /// Another replica says who takes part. It counts if it is later than what is known here and leaves this replica out: that is for
-    /// good. Everything else comes with the log.
-    pub(crate) fn told_record(&mut self, bytes: &[u8]) {
+    /// The latest record, encoded; empty if there is none.
+    pub(crate) fn encoded_record(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Some(record) = self.membership.latest() {
+            record.encode(&mut bytes);
+        }
+        bytes
+    }
+
+    /// A replica that takes no part yet learns whom to ask. Who takes part comes with the log.
+    pub(crate) fn learn_record(&mut self, bytes: &[u8]) {
+        let Ok(record) = Record::decode(bytes) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let known = self.membership.latest().map_or(0, |it| it.number);
+        if record.cluster == self.config.cluster_id && record.number > known {
+            self.membership.reported_record = Some(record);
+            self.update_peer_addresses();
+        }
+    }
+
+    /// Another replica says who takes part. It counts if it is later than what is known here and
+    /// leaves this replica out: that is for good. Everything else comes with the log.
+    pub(crate) fn on_membership_record(&mut self, bytes: &[u8]) {
         let Ok(record) = Record::decode(bytes) else {
             self.counters.malformed += 1;
             return;
@@ -498,8 +541,8 @@ impl Node {
             .map_or(self.membership.number, |it| it.number);
         let later = record.cluster == self.config.cluster_id && record.number > known;
         if later && record.has_removed(self.config.id) {
-            self.membership.told = Some(record);
-            self.reach_members();
+            self.membership.reported_record = Some(record);
+            self.update_peer_addresses();
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
-//! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
+//! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers,
+//! finished work of threads, proposals, persistence, sending, applying, answering. It never blocks
+//! and reads no clock.
 
 mod error;
 mod incoming;
@@ -9,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cyclone_consensus::{
-    Ahead, Colocation, OutMessage, Outbox, StepError, persist_all, persist_all_ahead,
+    Colocation, EarlyAppends, OutMessage, Outbox, StepError, persist_all, persist_all_pipelined,
 };
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
@@ -20,25 +21,29 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
-use crate::answers::{OwnWork, Unchecked};
+use crate::answers::{LeaseReadReply, OwnWork};
 use crate::archive::Archive;
 use crate::backup::{BACKUP, Backups};
+use crate::bootstrap::Bootstrap;
 use crate::clients::ClientReplies;
-use crate::clock::Steady;
+use crate::clock::MonotonicClock;
 use crate::config::Config;
+use crate::contacts::Contacts;
 use crate::gang::Gangs;
+use crate::health::Health;
 use crate::joined::JoinedReads;
-use crate::lane::{Lane, Lending, Request};
+use crate::log_loop::{LoanedLogs, LogLoop, Request};
 use crate::logset::LogSet;
 use crate::membership::Membership;
 use crate::physical::PhysicalLog;
-use crate::reads::{How, Read};
-use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
+use crate::reads::{Read, ReadBasis};
+use crate::requests::{BatchBuilder, Origin, Outcome, Ticket, refuse_excess};
 use crate::send::{self, drop_superseded};
-use crate::slow::{Reign, SlowReads};
+use crate::slow::{LeadershipEpoch, SlowReads};
 use crate::snapshot::{SNAPSHOTS, Snapshots};
 use crate::status::Counters;
-use crate::ticking::Ticking;
+use crate::ticking::TickTimer;
+use crate::wall_clocks::ClockReports;
 use crate::workers::Workers;
 
 pub use error::NodeError;
@@ -49,7 +54,7 @@ pub(crate) use incoming::{BACKLOG, FEW, RECEIVE_BURST, RECEIVE_BYTES, STEP_REQUE
 pub struct Now {
     /// Microseconds of a clock that never goes back and runs on while the machine sleeps.
     pub steady_us: u64,
-    /// Milliseconds since 1970; stamped into entries.
+    /// Milliseconds since 1970.
     pub wall_ms: u64,
 }
 
@@ -68,7 +73,7 @@ pub(crate) enum Done {
         log: Option<usize>,
         read: Read,
         /// What this replica was when it was asked, where that matters.
-        reign: Option<Reign>,
+        leadership_epoch: Option<LeadershipEpoch>,
         result: Result<Reply, ApplyError>,
     },
     /// A directory that nobody needs any more is gone.
@@ -83,7 +88,7 @@ pub(crate) enum Done {
 }
 
 /// What is found out at a start and does not change.
-pub(crate) struct Boot {
+pub(crate) struct BootInfo {
     pub(crate) tick_us: u64,
     /// Differs from boot to boot.
     pub(crate) salt: u64,
@@ -94,6 +99,7 @@ pub(crate) struct Boot {
     pub(crate) region: String,
     /// Where received packets lie.
     pub(crate) pool: Pool,
+    pub(crate) bootstrap: Bootstrap,
 }
 
 /// One replica of a cluster.
@@ -118,18 +124,22 @@ pub struct Node {
     pub(crate) backups: Backups,
     pub(crate) archive: Option<Archive>,
     pub(crate) membership: Membership,
+    pub(crate) contacts: Contacts,
+    pub(crate) bootstrap: Bootstrap,
+    /// Reports that have come and were not looked at yet, and who has sent them.
+    pub(crate) bootstrap_inbox: Vec<(u64, Vec<u8>)>,
     /// Per log its last entry at the start.
     pub(crate) began_at: Vec<u64>,
     /// Whether everything that was committed at the start has been applied.
     pub(crate) caught_up: bool,
     /// Who knows this replica although it knows nothing, and what.
-    pub(crate) wiped: Option<(u64, cyclone_wire::membership::Known)>,
+    pub(crate) rejoin_conflict: Option<(u64, cyclone_wire::membership::Known)>,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
     pub(crate) pool: Pool,
     /// Reads under leases whose answers are to be checked by the next step's clock.
-    pub(crate) unchecked: Vec<Unchecked>,
+    pub(crate) unchecked_lease_reads: Vec<LeaseReadReply>,
     pub(crate) slow: SlowReads,
     /// Per log the last term in which this replica led.
     pub(crate) led: Vec<u64>,
@@ -139,9 +149,9 @@ pub struct Node {
     pub(crate) started_us: u64,
     pub(crate) clients: ClientReplies,
     /// The logs' own loops, if they have any.
-    pub(crate) lending: Lending,
+    pub(crate) loaned_logs: LoanedLogs,
     /// Those loops, until somebody runs them.
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<LogLoop>,
     inbox: Vec<Message>,
     /// Clients' requests that were received and not looked at yet.
     backlog: VecDeque<(u16, Peer, Payload)>,
@@ -150,14 +160,16 @@ pub struct Node {
     /// The store is not asked to flush before.
     pub(crate) flush_not_before_us: u64,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
+    pub(crate) health: Health,
     pub(crate) next_handover_us: u64,
-    pub(crate) ticking: Ticking,
-    pub(crate) next_upkeep_us: u64,
+    pub(crate) ticking: TickTimer,
+    pub(crate) next_housekeeping_us: u64,
     pub(crate) next_touch_us: u64,
     pub(crate) active_us: u64,
     /// A client of this process has had work since the last step.
     pub(crate) has_client: bool,
-    pub(crate) steady: Steady,
+    pub(crate) steady: MonotonicClock,
+    pub(crate) clock_reports: ClockReports,
     pub(crate) now: Now,
 }
 
@@ -170,31 +182,37 @@ impl Node {
         logs: Vec<PhysicalLog>,
         store: Arc<dyn StateMachine>,
         workers: Workers<Done>,
-        boot: Boot,
+        boot: BootInfo,
     ) -> std::io::Result<Node> {
-        let Boot {
+        let BootInfo {
             tick_us,
             salt,
             election_ticks,
             survives,
             region,
             pool,
+            bootstrap,
         } = boot;
         let clients = ClientReplies::new(config.network.burst, port.max_message(), config.logs);
         let snapshots = Snapshots::new(config.data.join(SNAPSHOTS), salt & 0xffff_ffff)?;
         let backups = Backups::new(config.data.join(BACKUP), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
-        store.belong_to(config.id);
+        store.set_replica_id(config.id);
         Ok(Node {
             membership: Membership::new(&config),
+            contacts: Contacts::default(),
+            bootstrap,
+            bootstrap_inbox: Vec::new(),
             began_at: logs.iter().map(|log| log.group.last_index()).collect(),
             caught_up: false,
-            wiped: None,
-            unchecked: Vec::new(),
+            rejoin_conflict: None,
+            unchecked_lease_reads: Vec::new(),
             slow: SlowReads::default(),
             led: vec![0; logs.len()],
             own_work: vec![OwnWork::default(); logs.len()],
             started_us: 0,
+            health: Health::new(logs.len()),
+            next_handover_us: 0,
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
             successor: None,
@@ -217,19 +235,19 @@ impl Node {
             flushing: false,
             flush_not_before_us: 0,
             clients,
-            lending: Lending::new(Vec::new()),
+            loaned_logs: LoanedLogs::new(Vec::new()),
             lanes: Vec::new(),
             inbox: Vec::new(),
             backlog: VecDeque::new(),
             answers: Vec::new(),
             completions: Vec::new(),
-            next_handover_us: 0,
-            ticking: Ticking::new(tick_us),
-            next_upkeep_us: 0,
+            ticking: TickTimer::new(tick_us),
+            next_housekeeping_us: 0,
             next_touch_us: 0,
             active_us: 0,
             has_client: false,
-            steady: Steady::default(),
+            steady: MonotonicClock::default(),
+            clock_reports: ClockReports::default(),
             now: Now {
                 steady_us: 0,
                 wall_ms: 0,
@@ -237,9 +255,15 @@ impl Node {
         })
     }
 
-    /// Submits a write from this process. Its outcome comes back by [`Node::take_completions`] under `ticket`.
+    /// Submits a write from this process. Its outcome comes back by [`Node::take_completions`]
+    /// under `ticket`.
     pub fn write(&mut self, ticket: Ticket, operation: &Operation<'_>) {
         self.counters.writes += 1;
+        if let Some(refusal) = refuse_excess(operation, self.config.allowed()) {
+            self.counters.refused_work += 1;
+            let refusal = self.check_leadership().err().unwrap_or(refusal);
+            return self.answers.push((Origin::Local(ticket), refusal));
+        }
         let logs = LogSet::of(operation, self.logs.len());
         let command = Command {
             session: None,
@@ -250,10 +274,10 @@ impl Node {
 
     /// Takes in a command whose bytes are copied.
     pub(crate) fn submit_write(&mut self, logs: LogSet, origin: Origin, command: &Command<'_>) {
-        match (self.admit(logs), logs.single()) {
+        match (self.admit_write(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
-            (Ok(()), Some(log)) if self.lending.posts.is_empty() => {
-                self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
+            (Ok(()), Some(log)) if self.loaned_logs.log_handles.is_empty() => {
+                self.logs[log].write_bytes(origin, |out| command.encode(out));
             }
             (Ok(()), Some(log)) => {
                 let mut bytes = Vec::new();
@@ -280,7 +304,13 @@ impl Node {
         self.completions.drain(..)
     }
 
-    pub(crate) fn submit_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
+    pub(crate) fn submit_read(
+        &mut self,
+        logs: LogSet,
+        origin: Origin,
+        query: Vec<u8>,
+        how: ReadBasis,
+    ) {
         self.counters.reads += 1;
         match (self.admit(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
@@ -293,8 +323,8 @@ impl Node {
     pub(crate) fn submit(&mut self, log: usize, request: Request) {
         if let Some(request) = self.delegate(log, request) {
             // What was left to the log's loop before came before.
-            self.catch_up(LogSet::one(log));
-            self.logs[log].take_in(self.now.wall_ms, request);
+            self.drain_requests(LogSet::one(log));
+            self.logs[log].take_in(request);
         }
     }
 
@@ -306,24 +336,32 @@ impl Node {
             let pending = physical.pending() + self.delegated(log);
             pending >= self.config.max_pending || !physical.has_room()
         };
-        if logs.iter().any(full) {
-            self.counters.refused_busy += 1;
-            return Err(Outcome::Busy);
+        match logs.iter().any(full) {
+            true => Err(Outcome::Busy),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The same for writes: none is taken in while the store or flash makes no progress.
+    pub(crate) fn admit_write(&mut self, logs: LogSet) -> Result<(), Outcome> {
+        self.admit(logs)?;
+        match logs.iter().any(|log| self.logs[log].is_stalled()) {
+            true => Err(Outcome::Busy),
+            false => Ok(()),
+        }
     }
 
     /// Whether some log takes little more: a caller that can hold its work back should.
-    pub fn is_pressed(&self) -> bool {
+    pub fn is_backpressured(&self) -> bool {
         let most = self.config.max_pending / 4 * 3;
         let pressed = |log: &PhysicalLog| {
-            log.pending() + self.delegated(usize::from(log.id)) > most || log.is_pressed()
+            log.pending() + self.delegated(usize::from(log.id)) > most || log.is_backpressured()
         };
         self.logs.iter().any(pressed)
     }
 
-    /// Does everything that is ready at `now`. Answers how much was done; 0 means that the loop may wait until a
-    /// descriptor is ready or [`Node::deadline_us`] has come.
+    /// Does everything that is ready at `now`. Answers how much was done; 0 means that the loop may
+    /// wait until a descriptor is ready or [`Node::deadline_us`] has come.
     ///
     /// # Errors
     /// What the replica cannot live on with.
@@ -333,11 +371,16 @@ impl Node {
             steady_us: self.steady.read(now.steady_us),
             wall_ms: now.wall_ms,
         };
-        // It goes back, also by what a log's own loop has read since: what it says of a lease cannot be believed either.
-        if now.steady_us < before.machine_us(last_us) || self.steady.has_gone_back_since(&before) {
-            self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
+        // It goes back, also by what a log's own loop has read since: what it says of a lease
+        // cannot be believed either.
+        if now.steady_us < before.machine_us(last_us) || self.steady.has_stepped_back_since(&before)
+        {
+            self.logs.iter_mut().for_each(PhysicalLog::revoke_lease);
         }
         let now = self.now;
+        for log in &mut self.logs {
+            log.begin_step(now, &*self.store);
+        }
         if std::mem::take(&mut self.has_client) {
             self.active_us = now.steady_us;
         }
@@ -345,16 +388,19 @@ impl Node {
             self.started_us = now.steady_us.max(1);
         }
         self.check_leases();
-        let mut work = self.read_letters()?;
+        let mut work = self.drain_mailboxes()?;
         work += self.receive()?;
+        for (from, report) in std::mem::take(&mut self.bootstrap_inbox) {
+            self.take_report(from, &report)?;
+        }
         work += self.collect()?;
         self.tick();
         work += self.advance()?;
         work += self.feed_archive();
-        self.sweep_on();
-        if now.steady_us >= self.next_upkeep_us {
-            self.next_upkeep_us = now.steady_us + UPKEEP_US;
-            self.upkeep()?;
+        self.expire_due_keys();
+        if now.steady_us >= self.next_housekeeping_us {
+            self.next_housekeeping_us = now.steady_us + UPKEEP_US;
+            self.housekeeping()?;
         }
         work += self.answer()?;
         // Now that everybody has what they wait for.
@@ -366,14 +412,15 @@ impl Node {
     }
 
     /// Whether something waits for the port's queue and goes on soon.
-    pub(crate) fn sends_soon(&self) -> bool {
-        self.port.sends_soon(self.now.steady_us)
+    pub(crate) fn has_deferred_sends(&self) -> bool {
+        self.port.has_deferred_sends(self.now.steady_us)
     }
 
-    /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
+    /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady
+    /// clock.
     pub fn deadline_us(&self) -> u64 {
         let behind = !self.backlog.is_empty() || self.may_apply_more();
-        if behind || !self.unchecked.is_empty() {
+        if behind || !self.unchecked_lease_reads.is_empty() {
             return self.steady.machine_us(self.now.steady_us);
         }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
@@ -391,13 +438,14 @@ impl Node {
         self.steady.machine_us(first)
     }
 
-    /// When a client last had work for this replica; the polling policy looks again at once only near it.
+    /// When a client last had work for this replica; the polling policy looks again at once only
+    /// near it.
     pub fn active_us(&self) -> u64 {
         self.steady.machine_us(self.active_us)
     }
 
     /// How often the loops had to be helped to their CPU so far.
-    pub(crate) fn note_helped(&mut self, times: u64) {
+    pub(crate) fn note_boosts(&mut self, times: u64) {
         self.counters.helped = times;
     }
 
@@ -414,7 +462,7 @@ impl Node {
             return Ok(work);
         }
         for log in &mut self.logs {
-            work += log.replay(&mut self.gangs.book)?;
+            work += log.replay(&mut self.gangs.gang_table)?;
         }
         self.apply()?;
         for log in 0..self.logs.len() {
@@ -436,16 +484,18 @@ impl Node {
     fn persist(&mut self) -> Result<usize, NodeError> {
         let mut work = self.poll_flash()?;
         loop {
-            // Behind what is to be sent already nothing goes ahead, so that appends keep their order.
-            let may_send = self.outgoing.is_empty() && self.lending.forwarded.is_empty();
+            // Behind what is to be sent already nothing goes ahead, so that appends keep their
+            // order.
+            let may_send = self.outgoing.is_empty() && self.loaned_logs.forwarded.is_empty();
             let (port, now_us) = (&mut self.port, self.now.steady_us);
             let mut sent = Ok(());
-            let send = |ahead: &[Ahead<'_>]| sent = send::ahead(port, now_us, ahead);
+            let send = |ahead: &[EarlyAppends<'_>]| sent = send::ahead(port, now_us, ahead);
             let logs = self.logs.iter_mut().enumerate();
             let ready = logs.filter_map(|(log, of)| Some((log, of.group.take_ready()?)));
-            // Typestate: all other messages exist only once their entries and hard state are durable.
+            // Typestate: all other messages exist only once their entries and hard state are
+            // durable.
             let outboxes = match may_send {
-                true => persist_all_ahead(ready, send),
+                true => persist_all_pipelined(ready, send),
                 false => persist_all(ready),
             };
             sent.map_err(NodeError::Port)?;
@@ -460,7 +510,7 @@ impl Node {
                 self.persisted(log, outbox);
             }
             if elected {
-                self.gather(0);
+                self.colocate_leaders(0);
             }
         }
         Ok(work + self.poll_flash()?)
@@ -472,8 +522,8 @@ impl Node {
             self.logs[log].reads.confirm(context, index);
         }
         self.post(std::mem::take(&mut outbox.messages));
-        let book = &mut self.gangs.book;
-        self.logs[log].committed(&mut outbox, book, &mut self.answers);
+        let gang_table = &mut self.gangs.gang_table;
+        self.logs[log].committed(&mut outbox, gang_table, &mut self.answers);
     }
 
     fn execute_reads(&mut self, log: usize) -> Result<(), NodeError> {
@@ -503,17 +553,13 @@ impl Node {
                 // They are still at the front, and will be given to a worker again.
                 Done::Applied {
                     log,
-                    result: Err(ApplyError::NoSpace(_)),
-                } => self.logs[log].release_front(),
+                    result: Err(error @ (ApplyError::NoSpace(_) | ApplyError::Damaged(_))),
+                } => self.logs[log].halt_apply(Some(error)),
                 Done::GangApplied {
                     entries,
-                    result: Err(ApplyError::NoSpace(_)),
+                    result: Err(error @ (ApplyError::NoSpace(_) | ApplyError::Damaged(_))),
                     ..
-                } => {
-                    for (log, _) in entries {
-                        self.logs[usize::from(log)].release_front();
-                    }
-                }
+                } => self.halt_gang(&entries, error),
                 Done::Applied { log, result } => {
                     self.logs[log].finish_job(result?, &mut self.answers)
                 }
@@ -525,9 +571,9 @@ impl Node {
                 Done::Read {
                     log,
                     read,
-                    reign,
+                    leadership_epoch,
                     result,
-                } => self.read_done(log, read, reign.as_ref(), result)?,
+                } => self.read_done(log, read, leadership_epoch.as_ref(), result)?,
                 Done::Digest { ticket, result } => self.digest_done(ticket, result)?,
                 Done::Flushed(result) => self.flushed(result)?,
                 Done::Snapshot(done) => self.snapshot_done(done)?,
@@ -553,15 +599,19 @@ impl Node {
         }
         let mut answers = std::mem::take(&mut self.answers);
         for (origin, outcome) in answers.drain(..) {
-            match self.answers_for(origin) {
+            let origin = self.answers_for(origin);
+            if !matches!(origin, None | Some(Origin::Joined(_) | Origin::Nobody)) {
+                self.counters.note_outcome(&outcome);
+            }
+            match origin {
                 Some(Origin::Local(ticket)) => self.completions.push((ticket, outcome)),
                 Some(origin @ Origin::Native { door, .. }) => {
                     if !leads && door == 0 && !matches!(outcome, Outcome::Done(_)) {
-                        self.clients.turned_away(origin);
+                        self.clients.note_redirected(origin);
                     }
-                    self.tell_outcome(origin, outcome);
+                    self.send_outcome(origin, outcome);
                 }
-                Some(Origin::Direct { log, ticket }) => self.tell_direct(log, ticket, outcome),
+                Some(Origin::Direct { log, ticket }) => self.complete_direct(log, ticket, outcome),
                 Some(Origin::Joined(_) | Origin::Nobody) | None => {}
             }
         }

@@ -1,14 +1,17 @@
-//! One physical log: its Raft group, the entry in the making, what waits for commit, and the apply pipeline.
+//! One physical log: its Raft group, the entry in the making, what waits for commit, and the apply
+//! pipeline.
 
-mod again;
-mod fate;
+mod in_flight;
 mod job;
-mod told;
+mod log_once;
+mod replay;
+mod time;
+mod to_apply;
 
 use std::collections::VecDeque;
 
 use cyclone_consensus::{
-    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError,
+    Committed, ConsensusError, GangTable, Group, Outbox, ProposeError, RequestError,
 };
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
@@ -18,9 +21,11 @@ use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
 use cyclone_wire::planted::{self, Bug};
 
 pub(crate) use job::ApplyJob;
-use told::Told;
+use log_once::LogOnce;
+pub(crate) use to_apply::ToApply;
 
-use crate::lane::{Hears, Request};
+use crate::log_clock::LogClock;
+use crate::log_loop::{CommitObserver, Request};
 use crate::reads::{Read, Reads};
 use crate::requests::{BatchBuilder, Origin, Outcome};
 
@@ -28,7 +33,8 @@ use crate::requests::{BatchBuilder, Origin, Outcome};
 const APPLY_ENTRIES: usize = 16;
 /// Payload bytes after which a step hands over no further entry.
 const APPLY_BYTES: usize = 64 << 10;
-/// A command whose entry has neither been committed nor overwritten after this long is answered "unknown".
+/// A command whose entry has neither been committed nor overwritten after this long is answered
+/// "unknown".
 const OUTCOME_TIMEOUT_US: u64 = 5_000_000;
 /// Between two tries at a store that is taken: a fraction of a microsecond.
 const PAUSE_SPINS: u32 = 16;
@@ -43,29 +49,8 @@ struct InFlight {
     since_us: u64,
 }
 
-/// A committed entry with what is needed to answer its commands.
-pub(crate) struct ToApply {
-    pub(crate) entry: Committed,
-    pub(crate) origins: Vec<Origin>,
-    since_us: u64,
-    /// Of a gang that has no effect: the entry is passed as if it were empty.
-    skip: bool,
-}
-
-impl ToApply {
-    /// An entry that nobody here waits for.
-    fn again(entry: Committed) -> ToApply {
-        ToApply {
-            entry,
-            origins: Vec::new(),
-            since_us: 0,
-            skip: false,
-        }
-    }
-}
-
 /// An entry in waiting.
-enum Sealed {
+enum QueuedEntry {
     Batch(Payload, Vec<Origin>),
     /// This log's share of the gang with this number.
     Gang(u64),
@@ -74,36 +59,45 @@ enum Sealed {
 pub(crate) struct PhysicalLog {
     pub(crate) id: u16,
     pub(crate) group: Group,
+    pub(crate) clock: LogClock,
     open: BatchBuilder,
-    sealed: VecDeque<Sealed>,
+    sealed: VecDeque<QueuedEntry>,
     /// By index; entries of several terms may claim the same one.
     in_flight: VecDeque<InFlight>,
     apply_queue: VecDeque<ToApply>,
-    /// Entries up to here come from flash, before any that are committed now; those wait in `behind`.
+    /// Entries up to here come from flash, before any that are committed now; those wait in
+    /// `behind`.
     replay_to: u64,
     behind: VecDeque<ToApply>,
     /// The entries at the front of `apply_queue` that a worker is applying.
     applying: usize,
+    /// The store has refused the entry at the front; it is asked again after a pause.
+    halted: bool,
+    /// Why, until the replica's upkeep has taken it.
+    refusal: Option<ApplyError>,
+    /// The store or flash makes no progress: no writes are taken in.
+    stalled: bool,
     pub(crate) applied: u64,
     pub(crate) applied_term: u64,
     pub(crate) reads: Reads,
     pending: usize,
     /// The log had no room for the front of `sealed`.
-    starved: bool,
-    told: Told,
+    log_full: bool,
+    told: LogOnce,
     /// The term as leader in which the barriers of reads are those of this log.
     reads_term: u64,
     scratch: Vec<u8>,
 }
 
 /// An entry that only takes a place.
-fn no_commands(now_ms: u64) -> Payload {
-    Payload::from_vec(batch::Writer::new().finish(now_ms))
+fn empty_payload(time_ms: u64) -> Payload {
+    Payload::from_vec(batch::Writer::new().finish(time_ms))
 }
 
 impl PhysicalLog {
     pub(crate) fn new(
         id: u16,
+        own: u64,
         open: BatchBuilder,
         group: Group,
         applied: u64,
@@ -114,32 +108,37 @@ impl PhysicalLog {
             id,
             replay_to: group.replay_through(),
             behind: VecDeque::new(),
-            open: open.limited(group.max_entry_bytes()),
+            open: open.with_max_bytes(group.max_entry_bytes()),
+            clock: LogClock::new(own),
             group,
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
             apply_queue: VecDeque::new(),
             applying: 0,
+            halted: false,
+            refusal: None,
+            stalled: false,
             applied,
             applied_term,
             reads: Reads::new(salt),
             pending: 0,
-            starved: false,
-            told: Told::default(),
+            log_full: false,
+            told: LogOnce::default(),
             reads_term: 0,
             scratch: Vec::new(),
         }
     }
 
-    /// Hands leadership over. The lease ends first: the target may campaign as soon as the order reaches it.
+    /// Hands leadership over. The lease ends first: the target may campaign as soon as the order
+    /// reaches it.
     pub(crate) fn transfer(&mut self, to: u64) -> Result<(), RequestError> {
-        self.bar_lease();
+        self.revoke_lease();
         self.group.transfer_leader(to)
     }
 
     /// No lease in this term any more.
-    pub(crate) fn bar_lease(&mut self) {
-        self.reads.lease.bar(self.group.term());
+    pub(crate) fn revoke_lease(&mut self) {
+        self.reads.lease.revoke(self.group.term());
     }
 
     /// Commands and reads that wait for an answer.
@@ -178,7 +177,8 @@ impl PhysicalLog {
         self.applied < self.replay_to || !self.behind.is_empty()
     }
 
-    /// Whether nothing waits to be proposed: then another entry moves no barrier that a read was given.
+    /// Whether nothing waits to be proposed: then another entry moves no barrier that a read was
+    /// given.
     pub(crate) fn has_proposed_all(&self) -> bool {
         self.sealed.is_empty() && self.open.is_empty()
     }
@@ -189,13 +189,13 @@ impl PhysicalLog {
     }
 
     /// Whether few more entries can be taken in.
-    pub(crate) fn is_pressed(&self) -> bool {
+    pub(crate) fn is_backpressured(&self) -> bool {
         self.sealed.len() >= SEALED_LIMIT / 4 * 3
     }
 
     /// Whether an entry waits because the log has no room for it.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.starved
+    pub(crate) fn is_log_full(&self) -> bool {
+        self.log_full
     }
 
     /// Index of the last entry that holds a write submitted so far.
@@ -204,31 +204,26 @@ impl PhysicalLog {
     }
 
     /// Adds a command whose bytes are to be copied into the entry.
-    pub(crate) fn write_bytes(
-        &mut self,
-        now_ms: u64,
-        origin: Origin,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) {
+    pub(crate) fn write_bytes(&mut self, origin: Origin, encode: impl FnOnce(&mut Vec<u8>)) {
         match self.open.push_bytes(origin, encode) {
-            Ok(()) => self.added(now_ms),
-            Err(command) => self.write_payload(now_ms, origin, &command),
+            Ok(()) => self.added(),
+            Err(command) => self.write_payload(origin, &command),
         }
     }
 
     /// Adds a command that may stay in the frames it came in.
-    pub(crate) fn write_payload(&mut self, now_ms: u64, origin: Origin, command: &Payload) {
-        if self.open.stands_apart(command.len()) {
-            self.seal(now_ms);
+    pub(crate) fn write_payload(&mut self, origin: Origin, command: &Payload) {
+        if self.open.needs_own_entry(command.len()) {
+            self.seal();
         }
         self.open.push_payload(origin, command);
-        self.added(now_ms);
+        self.added();
     }
 
     /// Takes in a request that was admitted elsewhere.
-    pub(crate) fn take_in(&mut self, now_ms: u64, request: Request) {
+    pub(crate) fn take_in(&mut self, request: Request) {
         match request {
-            Request::Write(origin, command) => self.write_payload(now_ms, origin, &command),
+            Request::Write(origin, command) => self.write_payload(origin, &command),
             Request::Read { origin, query, how } => {
                 let barrier = self.barrier();
                 self.reads.submit(Read::new(origin, query, barrier, how));
@@ -236,31 +231,32 @@ impl PhysicalLog {
         }
     }
 
-    fn added(&mut self, now_ms: u64) {
+    fn added(&mut self) {
         self.pending += 1;
         if self.open.is_full() {
-            self.seal(now_ms);
+            self.seal();
         }
     }
 
-    fn seal(&mut self, now_ms: u64) {
+    fn seal(&mut self) {
         if !self.open.is_empty() {
-            let (payload, origins) = self.open.seal(now_ms);
-            self.sealed.push_back(Sealed::Batch(payload, origins));
+            let time_ms = self.time_ms();
+            let (payload, origins) = self.open.seal(time_ms);
+            self.sealed.push_back(QueuedEntry::Batch(payload, origins));
         }
     }
 
     /// Keeps a place for this log's share of a gang, behind everything taken in before it.
-    pub(crate) fn queue_gang(&mut self, now_ms: u64, number: u64, origins: usize) {
-        self.seal(now_ms);
-        self.sealed.push_back(Sealed::Gang(number));
+    pub(crate) fn queue_gang(&mut self, number: u64, origins: usize) {
+        self.seal();
+        self.sealed.push_back(QueuedEntry::Gang(number));
         self.pending += origins;
     }
 
     /// The gang whose share is the next entry to be proposed.
     pub(crate) fn next_gang(&self) -> Option<u64> {
         match self.sealed.front() {
-            Some(Sealed::Gang(number)) => Some(*number),
+            Some(QueuedEntry::Gang(number)) => Some(*number),
             _ => None,
         }
     }
@@ -268,49 +264,49 @@ impl PhysicalLog {
     /// The share of the gang at the front has been proposed.
     pub(crate) fn gang_proposed(&mut self, index: u64, origins: Vec<Origin>, now_us: u64) {
         self.sealed.pop_front();
-        self.await_fate(index, origins, now_us);
+        self.track_in_flight(index, origins, now_us);
     }
 
-    /// A gang will not be proposed. Its place is taken by an entry without commands: reads may wait for its index.
-    pub(crate) fn drop_gang(&mut self, now_ms: u64, number: u64, origins: usize) {
+    /// A gang will not be proposed. Its place is taken by an entry without commands: reads may wait
+    /// for its index.
+    pub(crate) fn drop_gang(&mut self, number: u64, origins: usize) {
         self.pending -= origins;
+        let time_ms = self.time_ms();
         for sealed in &mut self.sealed {
-            if matches!(sealed, Sealed::Gang(other) if *other == number) {
-                *sealed = Sealed::Batch(no_commands(now_ms), Vec::new());
+            if matches!(sealed, QueuedEntry::Gang(other) if *other == number) {
+                *sealed = QueuedEntry::Batch(empty_payload(time_ms), Vec::new());
             }
         }
     }
 
     /// Whether the log had no room for its share of a gang.
-    pub(crate) fn set_starved(&mut self) {
-        self.starved = true;
+    pub(crate) fn set_log_full(&mut self) {
+        self.log_full = true;
     }
 
     /// Proposes what has been taken in. Batching never waits: an entry is closed by every step.
     //= cyclone §4.2
-    pub(crate) fn propose(
-        &mut self,
-        now_us: u64,
-        now_ms: u64,
-        answers: &mut Vec<(Origin, Outcome)>,
-    ) {
-        self.seal(now_ms);
-        self.starved = false;
+    pub(crate) fn propose(&mut self, now_us: u64, answers: &mut Vec<(Origin, Outcome)>) {
+        self.seal();
+        self.log_full = false;
         while let Some(sealed) = self.sealed.pop_front() {
             let (payload, origins) = match sealed {
-                Sealed::Batch(payload, origins) => (payload, origins),
-                Sealed::Gang(number) => return self.sealed.push_front(Sealed::Gang(number)),
+                QueuedEntry::Batch(payload, origins) => (payload, origins),
+                QueuedEntry::Gang(number) => {
+                    return self.sealed.push_front(QueuedEntry::Gang(number));
+                }
             };
             match self.group.propose(payload.clone()) {
                 Ok(index) => {
-                    self.await_fate(index, origins, now_us);
+                    self.track_in_flight(index, origins, now_us);
                 }
-                // The log is full for the moment: what was accepted waits, new requests are refused at the door.
+                // The log is full for the moment: what was accepted waits, new requests are refused
+                // at the door.
                 Err(error @ (ProposeError::Full { .. } | ProposeError::Uncommitted { .. }))
                     if self.group.is_leader() =>
                 {
-                    self.starved = matches!(error, ProposeError::Full { .. });
-                    self.sealed.push_front(Sealed::Batch(payload, origins));
+                    self.log_full = matches!(error, ProposeError::Full { .. });
+                    self.sealed.push_front(QueuedEntry::Batch(payload, origins));
                     return;
                 }
                 Err(error) => {
@@ -321,8 +317,9 @@ impl PhysicalLog {
                     };
                     self.pending -= origins.len();
                     answers.extend(origins.into_iter().map(|origin| (origin, outcome.clone())));
-                    // Its place is taken by an entry without commands: reads may wait for its index.
-                    let empty = Sealed::Batch(no_commands(now_ms), Vec::new());
+                    // Its place is taken by an entry without commands: reads may wait for its
+                    // index.
+                    let empty = QueuedEntry::Batch(empty_payload(self.time_ms()), Vec::new());
                     match error {
                         ProposeError::TooLarge { .. } => self.sealed.push_front(empty),
                         ProposeError::Transferring { .. } => {
@@ -340,11 +337,12 @@ impl PhysicalLog {
         }
     }
 
-    /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
+    /// Takes in what a persisted step committed; finds out which of our entries a new leader has
+    /// overwritten.
     pub(crate) fn committed(
         &mut self,
         outbox: &mut Outbox,
-        book: &mut impl Hears,
+        observer: &mut impl CommitObserver,
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
         if let Some(change) = outbox.leader_change {
@@ -381,11 +379,12 @@ impl PhysicalLog {
                 origins,
                 since_us,
                 skip: false,
+                answered: 0,
             };
             // Behind those that wait already, even when what they waited for has just been applied.
             match self.is_behind() {
                 true => self.behind.push_back(next),
-                false => self.queue(next, book),
+                false => self.queue(next, observer),
             }
         }
         if self.group.applied() < self.applied {
@@ -393,12 +392,12 @@ impl PhysicalLog {
         }
     }
 
-    /// An entry is next to be applied. The book must hear of entries in their order, and of none before: that a log's
-    /// term has moved on without an entry of a gang is evidence.
-    fn queue(&mut self, next: ToApply, book: &mut impl Hears) {
+    /// An entry is next to be applied. The book must hear of entries in their order, and of none
+    /// before: that a log's term has moved on without an entry of a gang is evidence.
+    fn queue(&mut self, next: ToApply, observer: &mut impl CommitObserver) {
         let entry = next.entry;
         let head = self.gang_head(&entry);
-        book.committed(usize::from(self.id), entry.index, entry.term, head);
+        observer.committed(usize::from(self.id), entry.index, entry.term, head);
         self.apply_queue.push_back(next);
     }
 
@@ -414,15 +413,23 @@ impl PhysicalLog {
         Head::decode(head).ok().map(|(head, _)| head)
     }
 
-    /// The first entry that is committed and not applied; `None` also while a worker applies it.
+    /// The first entry that is committed and not applied; `None` also while a worker applies it, or
+    /// the store has refused it.
     pub(crate) fn front(&self) -> Option<u64> {
-        let front = self.apply_queue.front().filter(|_| self.applying == 0);
+        let is_free = self.applying == 0 && !self.halted;
+        let front = self.apply_queue.front().filter(|_| is_free);
         front.map(|next| next.entry.index)
     }
 
     /// When the entry at the front was proposed here; 0 if it was not.
     pub(crate) fn front_since_us(&self) -> u64 {
         self.apply_queue.front().map_or(0, |next| next.since_us)
+    }
+
+    /// Whether somebody waits for the entry at the front.
+    pub(crate) fn has_waiter(&self) -> bool {
+        let front = self.apply_queue.front();
+        front.is_some_and(|front| !front.origins.is_empty())
     }
 
     /// The entry at the front belongs to a gang without effect.
@@ -437,9 +444,40 @@ impl PhysicalLog {
         self.applying = 1;
     }
 
-    /// What a worker was to apply it could not, and may be tried again.
-    pub(crate) fn release_front(&mut self) {
-        self.applying = 0;
+    /// The store has refused what stands at the front; it may be tried again. `None`: another log
+    /// of the same gang says why.
+    pub(crate) fn halt_apply(&mut self, refusal: Option<ApplyError>) {
+        (self.applying, self.halted) = (0, true);
+        self.refusal = refusal.or(self.refusal.take());
+    }
+
+    /// Takes why the store has refused what stands at the front.
+    pub(crate) fn take_refusal(&mut self) -> Option<ApplyError> {
+        self.refusal.take()
+    }
+
+    /// Whether the store has refused what stands at the front.
+    pub(crate) fn is_halted(&self) -> bool {
+        self.halted
+    }
+
+    /// The store is asked again.
+    pub(crate) fn resume_apply(&mut self) {
+        self.halted = false;
+    }
+
+    /// Whether entries wait for the store, and for nothing else.
+    pub(crate) fn waits_for_store(&self) -> bool {
+        self.applying > 0 || self.halted
+    }
+
+    /// Whether the store or flash makes no progress, so that no writes are taken in.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    pub(crate) fn set_stalled(&mut self, stalled: bool) {
+        self.stalled = stalled;
     }
 
     /// The entry at the front has been applied with its gang. Answers who waits for it.
@@ -475,8 +513,9 @@ impl PhysicalLog {
         self.applying > 0
     }
 
-    /// How many entries one call of the state machine takes from the queue's front.
-    fn portion(&self, stop: Option<u64>) -> usize {
+    /// How many entries one call of the state machine is given from the queue's front. It may apply
+    /// fewer.
+    fn apply_batch_len(&self, stop: Option<u64>) -> usize {
         let mut bytes = 0;
         self.apply_queue
             .iter()
@@ -490,9 +529,10 @@ impl PhysicalLog {
             .count()
     }
 
-    /// Applies what is committed, up to where the log must stand still for a gang, and no more at once than keeps a step short; without
-    /// ever blocking. Where the store is taken, it is asked so many times more: another log's loop has it for a moment. `Some` is work
-    /// for a thread that may block.
+    /// Applies what is committed, up to where the log must stand still for a gang, and no more at
+    /// once than keeps a step short; without ever blocking. Where the store is taken, it is asked
+    /// so many times more: another log's loop has it for a moment. `Some` is work for a thread that
+    /// may block.
     ///
     /// # Errors
     /// A store that cannot go on.
@@ -506,7 +546,7 @@ impl PhysicalLog {
         if !self.can_apply(stop) {
             return Ok(None);
         }
-        let count = self.portion(stop);
+        let count = self.apply_batch_len(stop);
         self.scratch.clear();
         let mut spans = Vec::with_capacity(count);
         for next in self.apply_queue.iter().take(count) {
@@ -524,6 +564,7 @@ impl PhysicalLog {
                 index: next.entry.index,
                 term: next.entry.term,
                 payload: &self.scratch[span.clone()],
+                wants_replies: !next.origins.is_empty(),
             })
             .collect();
         let mut applied = store.apply(self.id, &entries, Mode::NonBlocking);
@@ -533,43 +574,44 @@ impl PhysicalLog {
             applied = store.apply(self.id, &entries, Mode::NonBlocking);
         }
         match applied {
-            Ok(applied) => self.finish(count, applied, answers),
+            Ok(applied) => self.finish(applied, answers),
             Err(ApplyError::WouldBlock) => {
                 self.applying = count;
-                let entries = entries
-                    .iter()
-                    .map(|entry| (entry.index, entry.term, entry.payload.to_vec()))
-                    .collect();
-                return Ok(Some(ApplyJob::new(entries)));
+                return Ok(Some(ApplyJob::new(&entries)));
+            }
+            Err(error @ (ApplyError::NoSpace(_) | ApplyError::Damaged(_))) => {
+                self.halt_apply(Some(error));
             }
             Err(error) => return Err(error),
         }
         Ok(None)
     }
 
-    /// A worker has applied the entries it was given.
+    /// A worker has applied the entries it was given, or the first of them.
     pub(crate) fn finish_job(&mut self, applied: Applied, answers: &mut Vec<(Origin, Outcome)>) {
-        let count = std::mem::take(&mut self.applying);
-        self.finish(count, applied, answers);
+        self.applying = 0;
+        self.finish(applied, answers);
     }
 
-    fn finish(&mut self, count: usize, applied: Applied, answers: &mut Vec<(Origin, Outcome)>) {
-        let mut replies = applied.into_iter();
-        for done in self.apply_queue.drain(..count) {
-            self.applied = done.entry.index;
-            self.applied_term = done.entry.term;
-            let mut entry_replies = replies.next().unwrap_or_default();
+    fn finish(&mut self, applied: Applied, answers: &mut Vec<(Origin, Outcome)>) {
+        let (whole, mut from) = (applied.whole(), applied.from);
+        for (place, mut replies) in applied.replies.into_iter().enumerate() {
+            let Some(front) = self.apply_queue.front_mut() else {
+                break;
+            };
             if planted::has(Bug::RepliesReversed) {
-                entry_replies.reverse();
+                replies.reverse();
             }
-            self.pending -= done.origins.len();
-            if done.skip {
-                let lost = done.origins.into_iter();
-                answers.extend(lost.map(|origin| (origin, Outcome::Lost)));
-                continue;
+            let before = front.origins.len();
+            front.answer(std::mem::take(&mut from), replies, answers);
+            if place < whole {
+                (self.applied, self.applied_term) = (front.entry.index, front.entry.term);
+                front.end(answers);
             }
-            let answered = done.origins.into_iter().zip(entry_replies);
-            answers.extend(answered.map(|(origin, reply)| (origin, Outcome::Done(reply))));
+            self.pending -= before - front.origins.len();
+            if place < whole {
+                self.apply_queue.pop_front();
+            }
         }
         self.group.applied_to(self.applied);
     }

@@ -1,8 +1,9 @@
-//! What a replica stands on: memory, disk, network, randomness, threads. The machine is one platform; a simulated one
-//! is another.
+//! What a replica stands on: memory, disk, network, randomness, threads. The machine is one
+//! platform; a simulated one is another.
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,12 +11,15 @@ use std::sync::Arc;
 use cyclone_packet::{
     DpdkPorts, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions,
 };
-use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
+use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions, create_private_dir_all};
 use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_wal::SuperblockError;
 use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
+use cyclone_wire::ring::{Superblock, SuperblockFault};
 use mio::Waker;
 
 use crate::archive::ArchiveWriter;
+use crate::bootstrap::{DataFile, StateFile};
 use crate::config::{Config, ConfigError, Engine, Transport};
 use crate::identity::{self, Identity, IdentityError};
 use crate::node::Done;
@@ -74,6 +78,12 @@ pub trait Platform {
         identity::write(&config.data, ours)
     }
 
+    /// Where the data directory keeps how far the replica has come in founding its cluster, or in
+    /// recovering.
+    fn bootstrap_file(&mut self, config: &Config) -> Box<dyn StateFile> {
+        Box::new(DataFile::new(&config.data))
+    }
+
     /// Opens the store as the last flush, or a crash, left it.
     ///
     /// # Errors
@@ -89,10 +99,12 @@ pub trait Platform {
         Err(ConfigError("this platform has no flash".into()).into())
     }
 
-    /// Opens the archive of committed entries, if the configuration has one. Where there is none, nothing is archived.
+    /// Opens the archive of committed entries, if the configuration has one. Where there is none,
+    /// nothing is archived.
     ///
     /// # Errors
-    /// When it holds another cluster's history. One that cannot be reached is tried again and again.
+    /// When it holds another cluster's history. One that cannot be reached is tried again and
+    /// again.
     fn archive(&mut self, config: &Config) -> Result<Option<ArchiveWriter>, StartError> {
         let _ = config;
         Ok(None)
@@ -112,7 +124,8 @@ pub trait Platform {
     /// When the address cannot be bound.
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError>;
 
-    /// Opens the packet driver of a log that has a loop of its own; it receives into frames of `pool`.
+    /// Opens the packet driver of a log that has a loop of its own; it receives into frames of
+    /// `pool`.
     ///
     /// # Errors
     /// When the address cannot be bound; when this platform has only one port per replica.
@@ -161,7 +174,8 @@ fn xdp_options(config: &Config) -> XdpOptions {
     }
 }
 
-/// Opens the replica's packet port, and right behind it one for each log that has a loop of its own.
+/// Opens the replica's packet port, and right behind it one for each log that has a loop of its
+/// own.
 fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>>, StartError> {
     let own = config.own()?;
     let logs = match config.log_threads {
@@ -209,28 +223,64 @@ pub fn open_store(config: &Config, directory: &Path) -> Result<Arc<dyn StateMach
         max_value_bytes: config.max_value_bytes,
         max_sessions: Limits::MAX_SESSIONS,
     };
-    Ok(match config.engine {
-        Engine::Echo => Arc::new(Echo::new(config.logs)),
+    let cache = config.block_cache_bytes;
+    open_engine(config.engine, config.logs, limits, cache, directory)
+}
+
+/// Opens the store of an engine in a directory. `block_cache_bytes` is RocksDB's.
+///
+/// # Errors
+/// As [`open_store`].
+pub(crate) fn open_engine(
+    engine: Engine,
+    logs: u16,
+    limits: Limits,
+    block_cache_bytes: usize,
+    directory: &Path,
+) -> Result<Arc<dyn StateMachine>, StartError> {
+    Ok(match engine {
+        Engine::Echo => Arc::new(Echo::new(logs)),
         Engine::Memory => Arc::new(KvMachine::open(
             MemoryKv::open(Some(directory))?,
-            config.logs,
+            logs,
             limits,
         )?),
         #[cfg(feature = "rocksdb")]
         Engine::RocksDb => {
             let options = cyclone_store::RocksOptions {
-                block_cache_bytes: config.block_cache_bytes,
+                block_cache_bytes,
                 ..Default::default()
             };
             Arc::new(KvMachine::open(
                 cyclone_store::RocksKv::open(directory, &options)?,
-                config.logs,
+                logs,
                 limits,
             )?)
         }
         #[cfg(not(feature = "rocksdb"))]
-        Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
+        Engine::RocksDb => {
+            let _ = block_cache_bytes;
+            return Err(StartError::EngineMissing("rocksdb"));
+        }
     })
+}
+
+/// Refuses a file that never was a region, whatever its length.
+fn refuse_other_file(path: &Path) -> Result<(), StartError> {
+    // What cannot be read like this says so when it is opened.
+    if !fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
+        return Ok(());
+    }
+    let mut head = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(4096).read_to_end(&mut head));
+    let is_other = Superblock::decode(&head) == Err(SuperblockFault::Other);
+    match read.is_ok() && !head.is_empty() && is_other {
+        true => Err(StartError::Superblock {
+            path: path.display().to_string(),
+            source: SuperblockError::NotARegion,
+        }),
+        false => Ok(()),
+    }
 }
 
 /// The kernel's boot id.
@@ -247,16 +297,16 @@ pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
 }
 
 /// This machine.
-pub(crate) struct Os {
+pub(crate) struct OsPlatform {
     waker: Arc<Waker>,
     /// Packet ports that nobody has asked for yet: the replica's, then the logs' in their order.
     drivers: VecDeque<Box<dyn Driver>>,
 }
 
-impl Os {
+impl OsPlatform {
     /// `waker` wakes the loop when a job is done.
-    pub(crate) fn new(waker: Arc<Waker>) -> Os {
-        Os {
+    pub(crate) fn new(waker: Arc<Waker>) -> OsPlatform {
+        OsPlatform {
             waker,
             drivers: VecDeque::new(),
         }
@@ -268,12 +318,13 @@ impl Os {
     }
 }
 
-impl Platform for Os {
+impl Platform for OsPlatform {
     fn has_region(&self, config: &Config) -> bool {
         config.nvm.exists()
     }
 
     fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError> {
+        refuse_other_file(&config.nvm)?;
         Ok(Region::open(&RegionOptions {
             path: config.nvm.clone(),
             len: config.nvm_bytes,
@@ -291,7 +342,7 @@ impl Platform for Os {
             return Err(ConfigError("no flash is configured".into()).into());
         };
         let (directory, path) = (&flash.directory, flash.area(log));
-        fs::create_dir_all(directory)
+        create_private_dir_all(directory)
             .map_err(io(format!("cannot create {}", directory.display())))?;
         let bytes = flash.bytes / u64::from(config.logs);
         let cannot = |error| io(format!("flash area {}", path.display()))(error);

@@ -1,6 +1,6 @@
-//! Linearizable reads without a log entry: a burst of reads shares one ReadIndex round; each read then waits until
-//! the state machine has applied what was committed when the round began, and every write that its own client
-//! had submitted before it.
+//! Linearizable reads without a log entry: a burst of reads shares one ReadIndex round; each read
+//! then waits until the state machine has applied what was committed when the round began, and
+//! every write that its own client had submitted before it.
 
 use std::collections::VecDeque;
 
@@ -9,14 +9,18 @@ use cyclone_wire::planted::{self, Bug};
 use crate::lease::Lease;
 use crate::requests::Origin;
 
-/// Without an answer for this long another round is asked: datagrams get lost. Twice as long each time in a row, up to [`MOST_DOUBLINGS`]
-/// times: the replicas may just be far apart.
+/// Without an answer for this long another round is asked: datagrams get lost. Twice as long each
+/// time in a row, up to [`MOST_DOUBLINGS`] times: the replicas may just be far apart.
 const ROUND_TIMEOUT_US: u64 = 25_000;
 const MOST_DOUBLINGS: u32 = 6;
 
+/// A confirmed read waits for so long for a store that is seen to make no progress; then it is
+/// refused.
+const STALL_PATIENCE_US: u64 = 1_000_000;
+
 /// What a read rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum ReadBasis {
     /// A round of its own.
     Index,
     /// The lease, if there is one; otherwise a round.
@@ -31,19 +35,22 @@ pub(crate) struct Read {
     pub(crate) query: Vec<u8>,
     /// Index of the last entry that held a write submitted before this read.
     pub(crate) barrier: u64,
-    pub(crate) how: How,
+    pub(crate) how: ReadBasis,
     /// The time by which keys expire for it, once that is settled.
     pub(crate) now_ms: u64,
+    /// Since when it was seen to wait for a store that makes no progress; 0: never.
+    waits_since_us: u64,
 }
 
 impl Read {
-    pub(crate) fn new(origin: Origin, query: Vec<u8>, barrier: u64, how: How) -> Read {
+    pub(crate) fn new(origin: Origin, query: Vec<u8>, barrier: u64, how: ReadBasis) -> Read {
         Read {
             origin,
             query,
             barrier,
             how,
             now_ms: 0,
+            waits_since_us: 0,
         }
     }
 }
@@ -96,10 +103,10 @@ impl Reads {
     pub(crate) fn submit(&mut self, read: Read) {
         self.waiting += 1;
         match read.how {
-            How::Index => self.new.push(read),
-            How::Lease => self.leased.push(read),
+            ReadBasis::Index => self.new.push(read),
+            ReadBasis::Lease => self.leased.push(read),
             //= cyclone §2
-            How::Weak { .. } => {
+            ReadBasis::Weak { .. } => {
                 let waits = !planted::has(Bug::WeakReadWithoutWaiting);
                 self.weak
                     .push_back((if waits { read.barrier } else { 0 }, read));
@@ -113,14 +120,15 @@ impl Reads {
         self.confirmed.push_back((index, read));
     }
 
-    /// Lets reads under the lease go on, to see what is committed; without it they become reads with a round.
+    /// Lets reads under the lease go on, to see what is committed; without it they become reads
+    /// with a round.
     pub(crate) fn use_lease(&mut self, now_us: u64, term: u64, commit: u64) {
         let holds = self.lease.holds(now_us, term);
         for mut read in self.leased.drain(..) {
             if holds {
                 self.confirmed.push_back((commit.max(read.barrier), read));
             } else {
-                read.how = How::Index;
+                read.how = ReadBasis::Index;
                 self.new.push(read);
             }
         }
@@ -130,7 +138,7 @@ impl Reads {
     pub(crate) fn late(&mut self, now_us: u64) -> Vec<Read> {
         let mut late = Vec::new();
         while let Some((_, read)) = self.weak.pop_front_if(
-            |(_, read)| matches!(read.how, How::Weak { until_us } if until_us <= now_us),
+            |(_, read)| matches!(read.how, ReadBasis::Weak { until_us } if until_us <= now_us),
         ) {
             self.waiting -= 1;
             late.push(read);
@@ -138,9 +146,28 @@ impl Reads {
         late
     }
 
-    /// Starts a round for the new reads, and another one where the last got no answer: it may be lost. Those before it count all the same
-    /// when an answer comes after all, or confirm what the new one has confirmed. `ask` is given the context and says whether the round
-    /// could be started.
+    /// The store makes no progress: takes the confirmed reads that have waited for it for too long.
+    pub(crate) fn give_up(&mut self, now_us: u64) -> impl Iterator<Item = Read> + use<> {
+        for (_, read) in &mut self.confirmed {
+            if read.waits_since_us == 0 {
+                read.waits_since_us = now_us.max(1);
+            }
+        }
+        let is_late = |(_, read): &mut (u64, Read)| {
+            now_us.saturating_sub(read.waits_since_us) >= STALL_PATIENCE_US
+        };
+        let mut late = Vec::new();
+        while let Some((_, read)) = self.confirmed.pop_front_if(is_late) {
+            self.waiting -= 1;
+            late.push(read);
+        }
+        late.into_iter()
+    }
+
+    /// Starts a round for the new reads, and another one where the last got no answer: it may be
+    /// lost. Those before it count all the same when an answer comes after all, or confirm what the
+    /// new one has confirmed. `ask` is given the context and says whether the round could be
+    /// started.
     pub(crate) fn ask(&mut self, now_us: u64, term: u64, mut ask: impl FnMut(u64) -> bool) {
         let patience_us = ROUND_TIMEOUT_US << self.repeated;
         let late = |round: &Round| now_us.saturating_sub(round.asked_us) >= patience_us;
@@ -163,7 +190,8 @@ impl Reads {
         }
     }
 
-    /// A quorum has confirmed the round: what was committed up to `index` is what its reads must see.
+    /// A quorum has confirmed the round: what was committed up to `index` is what its reads must
+    /// see.
     pub(crate) fn confirm(&mut self, context: u64, index: u64) {
         let Some(position) = self.asked.iter().position(|round| round.context == context) else {
             return;
@@ -203,7 +231,8 @@ impl Reads {
         Some(read)
     }
 
-    /// Leadership is gone: hands back the unconfirmed reads, and the confirmed ones whose barrier may never come.
+    /// Leadership is gone: hands back the unconfirmed reads, and the confirmed ones whose barrier
+    /// may never come.
     pub(crate) fn fail(&mut self) -> Vec<Read> {
         let mut failed = std::mem::take(&mut self.new);
         failed.extend(self.asked.drain(..).flat_map(|round| round.reads));
@@ -225,14 +254,19 @@ mod tests {
     use super::*;
 
     fn read(barrier: u64) -> Read {
-        Read::new(Origin::Local(barrier), Vec::new(), barrier, How::Index)
+        Read::new(
+            Origin::Local(barrier),
+            Vec::new(),
+            barrier,
+            ReadBasis::Index,
+        )
     }
 
     #[test]
     fn a_weak_read_waits_for_the_log_and_not_for_ever() {
         let mut reads = Reads::new(1);
         let weak = |barrier, until_us| Read {
-            how: How::Weak { until_us },
+            how: ReadBasis::Weak { until_us },
             ..read(barrier)
         };
         reads.submit(weak(5, 100));
@@ -248,11 +282,30 @@ mod tests {
     }
 
     #[test]
+    fn a_read_does_not_wait_for_ever_for_a_store_that_makes_no_progress() {
+        let mut reads = Reads::new(1);
+        for barrier in [5, 9] {
+            reads.wait_for(barrier, read(barrier));
+        }
+        let late = |reads: &mut Reads, now_us| {
+            let late = reads.give_up(now_us);
+            late.map(|read| read.barrier).collect::<Vec<u64>>()
+        };
+        assert!(late(&mut reads, 100).is_empty(), "its time begins here");
+        reads.wait_for(7, read(7));
+        assert!(late(&mut reads, 99 + STALL_PATIENCE_US).is_empty());
+        assert_eq!(reads.take(5).map(|read| read.barrier), Some(5));
+        assert_eq!(late(&mut reads, 100 + STALL_PATIENCE_US), [9]);
+        assert_eq!(reads.len(), 1);
+        assert_eq!(reads.take(7).map(|read| read.barrier), Some(7));
+    }
+
+    #[test]
     fn a_read_under_the_lease_needs_no_round_and_renews_none() {
         let mut reads = Reads::new(1);
         reads.lease = Lease::new(16, 1000, 0);
         let leased = |barrier| Read {
-            how: How::Lease,
+            how: ReadBasis::Lease,
             ..read(barrier)
         };
         let mut asked = Vec::new();
@@ -264,11 +317,11 @@ mod tests {
         });
         assert_eq!(asked.len(), 1, "no lease yet");
         reads.confirm(asked[0], 8);
-        assert_eq!(reads.take(8).map(|read| read.how), Some(How::Index));
+        assert_eq!(reads.take(8).map(|read| read.how), Some(ReadBasis::Index));
         reads.submit(leased(2));
         reads.use_lease(13_999, 3, 9);
         assert!(reads.take(8).is_none(), "what is committed");
-        assert_eq!(reads.take(9).map(|read| read.how), Some(How::Lease));
+        assert_eq!(reads.take(9).map(|read| read.how), Some(ReadBasis::Lease));
         reads.submit(leased(3));
         reads.use_lease(14_000, 3, 9);
         assert!(
@@ -309,7 +362,7 @@ mod tests {
         });
         reads.confirm(asked[0], 7);
         reads.submit(Read {
-            how: How::Weak { until_us: 100 },
+            how: ReadBasis::Weak { until_us: 100 },
             ..read(9)
         });
         reads.submit(read(9));

@@ -1,5 +1,6 @@
-//! Mending a stopped node's log. Only what certainly loses nothing is done, unless told otherwise: damage among entries
-//! that the store holds durably. The node's identity, its votes and its store must be whole.
+//! Mending a stopped node's log. Only what certainly loses nothing is done, unless told otherwise:
+//! damage among entries that the store holds durably. The node's identity, its votes and its store
+//! must be whole.
 
 use cyclone_pmem::{FlushPolicy, Pool, PoolError, Region, RegionError, RegionOptions};
 use cyclone_store::StateMachine;
@@ -9,7 +10,7 @@ use crate::config::Config;
 use crate::flash::Durability;
 use crate::identity::{self, IdentityError};
 use crate::platform::{boot_id, open_store};
-use crate::start::{Layout, StartError, advice};
+use crate::start::{Layout, REPLACE, StartError, advice};
 
 /// Why nothing can be mended. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub enum RepairError {
     NoReplica(String),
     /// The region lost all that this replica knew.
     #[error(
-        "this replica must not come back under its old id: the log region is not mendable: {0}"
+        "this replica must not come back under its old id: the log region is not mendable: {0}. {REPLACE}"
     )]
     Lost(SuperblockError),
     /// The region is whole, and not for this program or not of this replica.
@@ -71,7 +72,8 @@ impl From<SuperblockError> for RepairError {
             | SuperblockError::Damaged
             | SuperblockError::Rebooted => RepairError::Lost(error),
             // A healthy replica must not be thrown away for the wrong program or file.
-            SuperblockError::VersionUnknown { .. }
+            SuperblockError::NotARegion
+            | SuperblockError::VersionUnknown { .. }
             | SuperblockError::WrongCluster { .. }
             | SuperblockError::WrongReplica { .. }
             | SuperblockError::WrongShape { .. } => RepairError::NotOurs { why: error },
@@ -94,12 +96,12 @@ pub struct Report {
     /// Per log.
     pub logs: Vec<LogFinding>,
     /// Whether every log now reads back.
-    pub mended: bool,
+    pub repaired: bool,
 }
 
 impl LogFinding {
     /// Whether it can be mended.
-    pub fn is_mendable(&self, accept_loss: bool) -> bool {
+    pub fn is_repairable(&self, accept_loss: bool) -> bool {
         match self.finding {
             Finding::Sound { .. } | Finding::Head { .. } => true,
             Finding::Tail { .. } => accept_loss,
@@ -108,8 +110,9 @@ impl LogFinding {
     }
 }
 
-/// Looks at a stopped node's logs; with `apply` mends them, if all of them can be mended, `accept_loss` or not.
-/// Opening the store does what every start does to it; nothing else is changed without `apply`.
+/// Looks at a stopped node's logs; with `apply` mends them, if all of them can be mended,
+/// `accept_loss` or not. Opening the store does what every start does to it; nothing else is
+/// changed without `apply`.
 ///
 /// # Errors
 /// See [`RepairError`].
@@ -167,15 +170,15 @@ pub fn repair(config: &Config, apply: bool, accept_loss: bool) -> Result<Report,
         logs.push(LogFinding { log, finding });
     }
     let sound = |finding: &Finding| matches!(finding, Finding::Sound { .. });
-    let mut mended = logs.iter().all(|log| sound(&log.finding));
-    if apply && !mended && logs.iter().all(|log| log.is_mendable(accept_loss)) {
-        mend(config, &region, &pool, &*store, accept_loss)?;
-        mended = true;
+    let mut repaired = logs.iter().all(|log| sound(&log.finding));
+    if apply && !repaired && logs.iter().all(|log| log.is_repairable(accept_loss)) {
+        repair_log(config, &region, &pool, &*store, accept_loss)?;
+        repaired = true;
     }
-    Ok(Report { logs, mended })
+    Ok(Report { logs, repaired })
 }
 
-fn mend(
+fn repair_log(
     config: &Config,
     region: &Region,
     pool: &Pool,
@@ -186,7 +189,7 @@ fn mend(
     for log in 0..config.logs {
         let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
         let (spec, held) = (layout.ring_spec(log), store.applied(log));
-        Ring::mend_damage(area, spec, Some(pool), held, accept_loss)
+        Ring::repair_damage(area, spec, Some(pool), held, accept_loss)
             .map_err(|source| RepairError::Ring { log, source })?;
     }
     Ok(())

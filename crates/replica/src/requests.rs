@@ -2,8 +2,10 @@
 
 use cyclone_packet::Peer;
 use cyclone_pmem::Payload;
-use cyclone_wire::batch;
-use cyclone_wire::reply::Reply;
+use cyclone_wire::batch::{self, Allowed};
+use cyclone_wire::command::Operation;
+use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::reply::{Failure, Reply};
 
 use crate::config::Config;
 
@@ -25,6 +27,9 @@ pub enum Outcome {
     Unknown,
     /// The command exceeds the configured limits; nothing was done.
     TooLarge,
+    /// This replica's store is damaged and cannot read what was asked for; nothing was done.
+    /// Another replica is to lead.
+    Damaged,
 }
 
 /// The door a request came through, and its number there.
@@ -54,19 +59,31 @@ pub(crate) enum Origin {
     Nobody,
 }
 
-/// A log entry's payload in the making: a burst of up to 32 commands becomes one entry
-/// (cyclone §4.2, fig. 6). Small commands are copied densely; larger ones stay in the frames they came in.
+/// Refuses an operation that needs more work than it may do, whatever is stored: it is not
+/// proposed.
+pub(crate) fn refuse_excess(operation: &Operation<'_>, allowed: Allowed) -> Option<Outcome> {
+    if !operation.is_of_many() || planted::has(Bug::ExcessProposed) {
+        return None;
+    }
+    let limit = u64::from(allowed.work_bytes);
+    let bytes = operation.least_work(allowed.value_bytes.into());
+    let excess = Failure::TooMuchWork { bytes, limit };
+    (bytes > limit).then_some(Outcome::Done(Reply::Failed(excess)))
+}
+
+/// A log entry's payload in the making: a burst of up to 32 commands becomes one entry (cyclone
+/// §4.2, fig. 6). Small commands are copied densely; larger ones stay in the frames they came in.
 //= cyclone §4.2
 pub(crate) struct BatchBuilder {
-    most_commands: usize,
-    /// What the commands may produce, bytes.
-    max_value_bytes: u32,
+    max_commands: usize,
+    /// What the commands may do.
+    allowed: Allowed,
     done: Payload,
     open: Vec<u8>,
     origins: Vec<Origin>,
     bytes: usize,
     /// Bytes that an entry may have.
-    longest: usize,
+    max_bytes: usize,
 }
 
 impl BatchBuilder {
@@ -78,21 +95,21 @@ impl BatchBuilder {
     /// As a replica with this configuration makes them.
     pub(crate) fn new(config: &Config) -> Self {
         BatchBuilder {
-            most_commands: config.network.burst,
-            // Regions of 64 GiB and more could hold longer ones.
-            max_value_bytes: u32::try_from(config.max_value_bytes).unwrap_or(u32::MAX),
+            max_commands: config.network.burst,
+            allowed: config.allowed(),
             done: Payload::new(),
             open: Vec::new(),
             origins: Vec::new(),
             bytes: 0,
-            longest: usize::MAX,
+            max_bytes: usize::MAX,
         }
     }
 
-    /// For a log whose entries may have so many bytes: commands that would be too long only together do not come together.
-    pub(crate) fn limited(self, longest: u64) -> Self {
-        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
-        BatchBuilder { longest, ..self }
+    /// For a log whose entries may have so many bytes: commands that would be too long only
+    /// together do not come together.
+    pub(crate) fn with_max_bytes(self, max_bytes: u64) -> Self {
+        let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+        BatchBuilder { max_bytes, ..self }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -100,11 +117,12 @@ impl BatchBuilder {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.origins.len() >= self.most_commands || self.bytes >= Self::FULL_BYTES
+        self.origins.len() >= self.max_commands || self.bytes >= Self::FULL_BYTES
     }
 
-    /// Adds a command whose bytes are copied. One that would fill an entry by itself is given back if it is not the first:
-    /// if it is too long for the log, its neighbours are not to be refused with it.
+    /// Adds a command whose bytes are copied. One that would fill an entry by itself is given back
+    /// if it is not the first: if it is too long for the log, its neighbours are not to be refused
+    /// with it.
     pub(crate) fn push_bytes(
         &mut self,
         origin: Origin,
@@ -115,7 +133,7 @@ impl BatchBuilder {
         self.open.extend_from_slice(&[0; 4]);
         encode(&mut self.open);
         let length = self.open.len() - length_at - 4;
-        if self.stands_apart(length) {
+        if self.needs_own_entry(length) {
             let command = self.open.split_off(length_at + 4);
             self.open.truncate(length_at);
             return Err(Payload::from_vec(command));
@@ -126,10 +144,11 @@ impl BatchBuilder {
         Ok(())
     }
 
-    /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`] and [`BatchBuilder::limited`].
-    pub(crate) fn stands_apart(&self, length: usize) -> bool {
+    /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`] and
+    /// [`BatchBuilder::with_max_bytes`].
+    pub(crate) fn needs_own_entry(&self, length: usize) -> bool {
         let together = batch::HEADER_BYTES + self.bytes + 4 + length;
-        !self.origins.is_empty() && (length > Self::FULL_BYTES || together > self.longest)
+        !self.origins.is_empty() && (length > Self::FULL_BYTES || together > self.max_bytes)
     }
 
     /// Adds a command that stays where it was received, if it is not short.
@@ -163,15 +182,15 @@ impl BatchBuilder {
     /// Closes the entry. `stamp_ms` is the leader's clock.
     pub(crate) fn seal(&mut self, stamp_ms: u64) -> (Payload, Vec<Origin>) {
         let origins = std::mem::take(&mut self.origins);
-        let header = batch::header(origins.len() as u32, stamp_ms, self.max_value_bytes);
+        let header = batch::header(origins.len() as u32, stamp_ms, self.allowed);
         let mut sealed = Payload::new();
         let done = std::mem::take(&mut self.done);
         if done.is_empty() {
             self.open[..header.len()].copy_from_slice(&header);
             sealed.push_vec(std::mem::take(&mut self.open));
         } else {
-            // The header's place is at the start of the first part, which was already handed over: prepend by
-            // skipping the reserved bytes there.
+            // The header's place is at the start of the first part, which was already handed over:
+            // prepend by skipping the reserved bytes there.
             sealed.push_vec(header.to_vec());
             sealed.append(done.slice(header.len()..done.len()));
             sealed.push_vec(std::mem::take(&mut self.open));
@@ -188,15 +207,18 @@ mod tests {
     #[test]
     fn commands_that_are_too_long_together_stand_apart() {
         let builder = BatchBuilder {
-            most_commands: 32,
-            max_value_bytes: 1000,
+            max_commands: 32,
+            allowed: Allowed {
+                value_bytes: 1000,
+                work_bytes: 1000,
+            },
             done: Payload::new(),
             open: Vec::new(),
             origins: Vec::new(),
             bytes: 0,
-            longest: usize::MAX,
+            max_bytes: usize::MAX,
         };
-        let mut builder = builder.limited(1000 + batch::HEADER_BYTES as u64);
+        let mut builder = builder.with_max_bytes(1000 + batch::HEADER_BYTES as u64);
         let push = |builder: &mut BatchBuilder, length: usize| {
             let put = |out: &mut Vec<u8>| out.resize(out.len() + length, 7);
             builder
@@ -209,7 +231,7 @@ mod tests {
         assert!(push(&mut builder, 500));
         assert!(!push(&mut builder, 493));
         assert!(push(&mut builder, 492));
-        assert!(builder.stands_apart(1));
+        assert!(builder.needs_own_entry(1));
         let (payload, origins) = builder.seal(1);
         assert_eq!(
             (payload.len(), origins.len()),

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use cyclone_packet::idle::{LONGEST_STILL_US, Polling, Spinner};
+use cyclone_packet::idle::{MAX_RX_POLL_US, Polling, Spinner};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
-use crate::lane::{Crew, LogLoop};
+use crate::log_loop::{LogThread, LogThreads};
 use crate::node::{Node, NodeError, Now};
 use crate::watchdog::Watchdog;
 
@@ -27,16 +27,18 @@ pub const COMPANION: usize = 1 << 16;
 const LONGEST_SLEEP_US: u64 = 100_000;
 
 /// What shares the replica's loop: the Redis gateway, or an embedding host's queue.
-pub trait Companion {
+pub trait EventSource {
     /// A descriptor registered under a token from [`COMPANION`] on is ready.
     fn ready(&mut self, event: &Event);
-    /// Moves what is ready: submits to the node, delivers its completions. Answers how much was done.
+    /// Moves what is ready: submits to the node, delivers its completions. Answers how much was
+    /// done.
     fn step(&mut self, now: Now, node: &mut Node) -> usize;
     /// When it wants to be called again at the latest, in microseconds of the steady clock.
     fn deadline_us(&mut self, _now: Now) -> u64 {
         u64::MAX
     }
-    /// Whether it may be given something that a whole turn finds and a look at the packet queues does not.
+    /// Whether it may be given something that a whole turn finds and a look at the packet queues
+    /// does not.
     fn is_fed(&self) -> bool {
         true
     }
@@ -78,14 +80,15 @@ impl Reactor {
         self.poll.registry()
     }
 
-    /// Runs until `stop` is set. On the way out leadership is handed over, for at most half a second.
+    /// Runs until `stop` is set. On the way out leadership is handed over, for at most half a
+    /// second.
     ///
     /// # Errors
     /// What the replica cannot live on with; the process should end and be restarted.
     pub fn run(
         &mut self,
         node: &mut Node,
-        companion: &mut dyn Companion,
+        companion: &mut dyn EventSource,
         stop: &AtomicBool,
     ) -> Result<(), NodeError> {
         let polling = node.config().polling;
@@ -101,10 +104,10 @@ impl Reactor {
                 )
                 .map_err(NodeError::Port)?;
         }
-        let loops = LogLoop::divide(node.take_lanes(), node.config(), &self.waker);
+        let loops = LogThread::divide(node.take_log_loops(), node.config(), &self.waker);
         let helped = Arc::new(AtomicU64::new(0));
         let watch = (node.patience(), Arc::clone(&helped));
-        let crew = loops.and_then(|loops| Crew::start(loops, node.config(), watch));
+        let crew = loops.and_then(|loops| LogThreads::start(loops, node.config(), watch));
         let crew = crew.map_err(NodeError::Port)?;
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
@@ -116,11 +119,11 @@ impl Reactor {
             // Nobody who moved a log has seen a later time.
             let now = now();
             watchdog.begin(now.steady_us);
-            node.note_helped(helped.load(Ordering::Relaxed));
+            node.note_boosts(helped.load(Ordering::Relaxed));
             let mut work = companion.step(now, node);
             work += node.step(now)?;
             work += companion.step(now, node);
-            spinner.look.note_work(node.active_us());
+            spinner.spin_window.note_work(node.active_us());
             if stop.load(Ordering::Relaxed) {
                 let until = *leaving_until.get_or_insert_with(|| {
                     node.resign();
@@ -132,29 +135,29 @@ impl Reactor {
                 }
             }
             let pause = if work > 0 {
-                Pause::Look
+                IdleStrategy::Spin
             } else {
                 let deadline_us = node.deadline_us().min(companion.deadline_us(now));
                 let deadline_us = deadline_us.min(now.steady_us + LONGEST_SLEEP_US);
                 let pause = pause(polling, now, deadline_us, node.active_us(), &mut spinner);
-                pause.sooner(node.sends_soon())
+                pause.sooner(node.has_deferred_sends())
             };
             node.lend_logs();
             watchdog.end(work > 0, node.watched_for_us());
-            if let Pause::Sleep(_) = pause {
+            if let IdleStrategy::Park(_) = pause {
                 watchdog.sleep();
             }
-            if pause == Pause::Look && work == 0 && !companion.is_fed() {
+            if pause == IdleStrategy::Spin && work == 0 && !companion.is_fed() {
                 look(node, now);
             }
             let wait_us = pause.begin(now, &mut spinner);
-            let in_vain = |events: &Events| {
+            let is_spurious = |events: &Events| {
                 for event in events {
-                    node.note_readable(descriptors[event.token().0 - PORT]);
+                    node.on_readable(descriptors[event.token().0 - PORT]);
                 }
-                node.finds_nothing()
+                node.rx_is_empty()
             };
-            match self.wait(&mut events, packets, (now.steady_us, wait_us), in_vain) {
+            match self.wait(&mut events, packets, (now.steady_us, wait_us), is_spurious) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(NodeError::Port(error)),
@@ -164,21 +167,22 @@ impl Reactor {
                 if token >= COMPANION {
                     companion.ready(event);
                 } else if let Some(&descriptor) = descriptors.get(token.wrapping_sub(PORT)) {
-                    node.note_readable(descriptor);
+                    node.on_readable(descriptor);
                 }
             }
         }
     }
 
-    /// Waits until something is ready, from `now_us` on for so long at most. A driver that has to look whether something has come looks
-    /// here, by `in_vain`, which is given the packets' events: after a look in vain the loop need not make its turn. Whatever else is ready ends
+    /// Waits until something is ready, from `now_us` on for so long at most. A driver that has to
+    /// look whether something has come looks here, by `is_spurious`, which is given the packets'
+    /// events: after a look in vain the loop need not make its turn. Whatever else is ready ends
     /// the wait.
     fn wait(
         &mut self,
         events: &mut Events,
         packets: usize,
         (now_us, wait_us): (u64, u64),
-        mut in_vain: impl FnMut(&Events) -> bool,
+        mut is_spurious: impl FnMut(&Events) -> bool,
     ) -> io::Result<()> {
         let mut left_us = wait_us;
         loop {
@@ -186,7 +190,7 @@ impl Reactor {
                 .poll(events, Some(Duration::from_micros(left_us)))?;
             let mut tokens = events.iter().map(|event| event.token().0);
             let only_packets = tokens.all(|token| (PORT..PORT + packets).contains(&token));
-            if left_us == 0 || events.is_empty() || !only_packets || !in_vain(events) {
+            if left_us == 0 || events.is_empty() || !only_packets || !is_spurious(events) {
                 return Ok(());
             }
             // A clock that goes back makes no wait longer.
@@ -196,44 +200,46 @@ impl Reactor {
     }
 }
 
-/// After a step at `now` that did nothing: the time in which looks may take the place of turns. A clock that has gone back is outside of it.
-fn still(node: &Node, now: Now) -> Range<u64> {
-    let longest_us = now.steady_us + LONGEST_STILL_US;
-    now.steady_us..node.still_until_us().min(longest_us)
+/// After a step at `now` that did nothing: the time in which looks may take the place of turns. A
+/// clock that has gone back is outside of it.
+fn quiet_window(node: &Node, now: Now) -> Range<u64> {
+    let longest_us = now.steady_us + MAX_RX_POLL_US;
+    now.steady_us..node.quiet_until_us().min(longest_us)
 }
 
 /// Looks in vain for as long as that may go on.
 fn look(node: &mut Node, since: Now) {
     // First, since most drivers do not look: their loops shall not pay for the time.
-    if !node.finds_nothing() {
+    if !node.rx_is_empty() {
         return;
     }
-    let still = still(node, since);
-    while still.contains(&now().steady_us) && node.finds_nothing() {
+    let quiet_window = quiet_window(node, since);
+    while quiet_window.contains(&now().steady_us) && node.rx_is_empty() {
         std::hint::spin_loop();
     }
 }
 
-/// Turns of a loop that waits for no descriptors and has nothing but the node: those that would find nothing are looks at the packet queues.
+/// Turns of a loop that waits for no descriptors and has nothing but the node: those that would
+/// find nothing are looks at the packet queues.
 #[derive(Default)]
-pub struct Turns {
-    still: Range<u64>,
+pub struct BusyPoller {
+    quiet_window: Range<u64>,
 }
 
-impl Turns {
+impl BusyPoller {
     /// [`Node::step`], unless that would do nothing. Nothing else is done with the node in between.
     ///
     /// # Errors
     /// As [`Node::step`].
     pub fn turn(&mut self, now: Now, node: &mut Node) -> Result<usize, NodeError> {
-        if self.still.contains(&now.steady_us) && node.finds_nothing() {
+        if self.quiet_window.contains(&now.steady_us) && node.rx_is_empty() {
             // Another thread of the same core goes on faster.
             std::hint::spin_loop();
             return Ok(0);
         }
         let work = node.step(now)?;
-        self.still = match work {
-            0 => still(node, now),
+        self.quiet_window = match work {
+            0 => quiet_window(node, now),
             _ => Range::default(),
         };
         Ok(work)
@@ -242,32 +248,33 @@ impl Turns {
 
 /// What a loop does that has found nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pause {
+pub(crate) enum IdleStrategy {
     /// Looks again at once.
-    Look,
+    Spin,
     /// Lets other threads run, then looks again.
     Yield,
     /// Sleeps until something is ready, for so many microseconds at most.
-    Sleep(u64),
+    Park(u64),
 }
 
-impl Pause {
+impl IdleStrategy {
     /// Yields if that is what it is; answers how long to wait for readiness, in microseconds.
     pub(crate) fn begin(self, now: Now, spinner: &mut Spinner) -> u64 {
         match self {
-            Pause::Look => 0,
-            Pause::Yield => {
+            IdleStrategy::Spin => 0,
+            IdleStrategy::Yield => {
                 spinner.yielder.yield_once(now.steady_us);
                 0
             }
-            Pause::Sleep(us) => us,
+            IdleStrategy::Park(us) => us,
         }
     }
 
-    /// What waits for a full queue goes on within a tenth of a millisecond, and a poll sleeps for a whole one at least.
-    pub(crate) fn sooner(self, sends_soon: bool) -> Pause {
+    /// What waits for a full queue goes on within a tenth of a millisecond, and a poll sleeps for a
+    /// whole one at least.
+    pub(crate) fn sooner(self, has_deferred_sends: bool) -> IdleStrategy {
         match self {
-            Pause::Sleep(us) if us < 1_000 && sends_soon => Pause::Yield,
+            IdleStrategy::Park(us) if us < 1_000 && has_deferred_sends => IdleStrategy::Yield,
             other => other,
         }
     }
@@ -280,17 +287,19 @@ pub(crate) fn pause(
     deadline_us: u64,
     active_us: u64,
     spinner: &mut Spinner,
-) -> Pause {
+) -> IdleStrategy {
     let until = deadline_us.saturating_sub(now.steady_us);
     if until == 0 {
-        return Pause::Look;
+        return IdleStrategy::Spin;
     }
-    let near_work = now.steady_us.saturating_sub(active_us) < spinner.look.us();
+    let near_work = now.steady_us.saturating_sub(active_us) < spinner.spin_window.us();
     match polling {
-        Polling::Busy => Pause::Look,
-        Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => Pause::Look,
-        Polling::Adaptive if near_work && spinner.yielder.may_yield(now.steady_us) => Pause::Yield,
-        Polling::Adaptive | Polling::Event => Pause::Sleep(until),
+        Polling::Busy => IdleStrategy::Spin,
+        Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => IdleStrategy::Spin,
+        Polling::Adaptive if near_work && spinner.yielder.may_yield(now.steady_us) => {
+            IdleStrategy::Yield
+        }
+        Polling::Adaptive | Polling::Event => IdleStrategy::Park(until),
     }
 }
 
@@ -335,20 +344,20 @@ mod tests {
         // News that come while it sleeps on are not taken for packets.
         wake(&card);
         let long = (now().steady_us, LONG_US);
-        let in_vain = |_: &Events| {
+        let is_spurious = |_: &Events| {
             wake(&flash);
             true
         };
-        reactor.wait(&mut events, 1, long, in_vain).unwrap();
+        reactor.wait(&mut events, 1, long, is_spurious).unwrap();
         assert!(is_ready(&events, Token(PORT + 1)));
 
         wake(&card);
         let long = (now().steady_us, LONG_US);
-        let in_vain = |_: &Events| {
+        let is_spurious = |_: &Events| {
             waker.wake().unwrap();
             true
         };
-        reactor.wait(&mut events, 1, long, in_vain).unwrap();
+        reactor.wait(&mut events, 1, long, is_spurious).unwrap();
         assert!(is_ready(&events, WAKER));
 
         wake(&card);

@@ -1,16 +1,16 @@
-//! What leaves for other replicas: everything that a step says to one peer shares datagrams, so that one heartbeat datagram
-//! carries all logs.
+//! What leaves for other replicas: everything that a step says to one peer shares datagrams, so
+//! that one heartbeat datagram carries all logs.
 
 use std::io;
 
-use cyclone_consensus::{Ahead, Group, OutMessage};
+use cyclone_consensus::{EarlyAppends, Group, OutMessage};
 use cyclone_packet::{Outgoing, Peer, Port};
 use smallvec::SmallVec;
 
 use crate::node::{Node, NodeError};
 
-/// Pieces of payloads up to this long are copied behind their message's header: as slices of their own they cost the system
-/// call and the tag more than the copy does.
+/// Pieces of payloads up to this long are copied behind their message's header: as slices of their
+/// own they cost the system call and the tag more than the copy does.
 const COPIED_BYTES: usize = 256;
 
 /// Messages to one peer that share a datagram, or one that is larger.
@@ -20,7 +20,7 @@ struct Shared<'a> {
     /// Headers, and what is copied behind them.
     copied: Vec<u8>,
     /// The other pieces, where they lie in the log, each with how much of `copied` comes before it.
-    lying: Vec<(usize, &'a [u8])>,
+    borrowed: Vec<(usize, &'a [u8])>,
 }
 
 impl<'a> Shared<'a> {
@@ -29,7 +29,7 @@ impl<'a> Shared<'a> {
             to,
             bytes: 0,
             copied: Vec::new(),
-            lying: Vec::new(),
+            borrowed: Vec::new(),
         }
     }
 
@@ -42,7 +42,7 @@ impl<'a> Shared<'a> {
         for piece in payloads {
             match piece.len() <= COPIED_BYTES {
                 true => self.copied.extend_from_slice(piece),
-                false => self.lying.push((self.copied.len(), piece)),
+                false => self.borrowed.push((self.copied.len(), piece)),
             }
         }
         self.bytes += bytes;
@@ -50,13 +50,13 @@ impl<'a> Shared<'a> {
 
     /// How many pieces there are.
     fn count(&self) -> usize {
-        2 * self.lying.len() + 1
+        2 * self.borrowed.len() + 1
     }
 
     /// Appends all pieces in their order.
     fn put<'s>(&'s self, parts: &mut SmallVec<[&'s [u8]; 8]>) {
         let mut from = 0;
-        for (at, piece) in &self.lying {
+        for (at, piece) in &self.borrowed {
             parts.extend([&self.copied[from..*at], piece]);
             from = *at;
         }
@@ -64,7 +64,8 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// Drops what a later message says as well: of several acknowledgements to one peer only the last is kept.
+/// Drops what a later message says as well: of several acknowledgements to one peer only the last
+/// is kept.
 pub(crate) fn drop_superseded(messages: &mut Vec<OutMessage>) {
     let mut kept = 0;
     for at in 0..messages.len() {
@@ -79,7 +80,8 @@ pub(crate) fn drop_superseded(messages: &mut Vec<OutMessage>) {
     messages.truncate(kept);
 }
 
-/// Sends messages as one burst: each with the number of the port it goes to, and the group it is of.
+/// Sends messages as one burst: each with the number of the port it goes to, and the group it is
+/// of.
 //= cyclone §4.2
 pub(crate) fn burst<'a>(
     port: &mut Port,
@@ -121,8 +123,12 @@ pub(crate) fn burst<'a>(
 }
 
 /// Sends what leaders say before their own copies are durable.
-pub(crate) fn ahead<'a>(port: &mut Port, now_us: u64, ahead: &'a [Ahead<'a>]) -> io::Result<()> {
-    let messages = |of: &'a Ahead<'a>| {
+pub(crate) fn ahead<'a>(
+    port: &mut Port,
+    now_us: u64,
+    ahead: &'a [EarlyAppends<'a>],
+) -> io::Result<()> {
+    let messages = |of: &'a EarlyAppends<'a>| {
         let messages = of.messages.iter();
         messages.map(|message| (message.to, of.group, message))
     };
@@ -133,7 +139,7 @@ impl Node {
     /// Sends the persisted messages of this step, and those that the logs' own loops could not.
     pub(crate) fn send(&mut self) -> Result<(), NodeError> {
         let now_us = self.now.steady_us;
-        for (to, bytes) in self.lending.forwarded.drain(..) {
+        for (to, bytes) in self.loaned_logs.forwarded.drain(..) {
             let (to, parts) = (Peer::Node(to), [&bytes[..]]);
             let one = Outgoing { to, parts: &parts };
             self.port.send(now_us, &[one]).map_err(NodeError::Port)?;

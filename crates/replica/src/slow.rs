@@ -1,5 +1,6 @@
-//! Reads that a worker carries out, because the store would have to wait for its disk or to copy much. Few are with the workers at a
-//! time: each may hold a long answer in memory. Those that walk through all keys take turns, so that the others never wait for two.
+//! Reads that a worker carries out, because the store would have to wait for its disk or to copy
+//! much. Few are with the workers at a time: each may hold a long answer in memory. Those that walk
+//! through all keys take turns, so that the others never wait for two.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -25,31 +26,32 @@ const MOST_WAITING: usize = 8192;
 const MOST_WAITING_BYTES: usize = 128 << 20;
 /// Keys that a scan looks at without being taken for a walk: as many as the Redis port lets it.
 const LONGEST_PAGE: u32 = 100_000;
-/// Bytes that one step's reads may answer; those beyond are left to workers, so that the step stays short.
+/// Bytes that one step's reads may answer; those beyond are left to workers, so that the step stays
+/// short.
 const STEP_BYTES: usize = 1 << 20;
 
 /// How much a step of a loop has read.
 #[derive(Default)]
-pub(crate) struct Portion {
+pub(crate) struct ReadBudget {
     bytes: usize,
 }
 
-impl Portion {
+impl ReadBudget {
     /// Whether it is as much as it may be.
-    pub(crate) fn is_spent(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.bytes >= STEP_BYTES
     }
 
     /// The step has read this.
-    pub(crate) fn spend(&mut self, reply: &Reply) {
+    pub(crate) fn consume(&mut self, reply: &Reply) {
         self.bytes += length(reply);
     }
 }
 
-/// What this replica was when a read was let to the store. As long as it still is, the store holds nothing of another leader's, and all
-/// that this one had applied.
+/// What this replica was when a read was let to the store. As long as it still is, the store holds
+/// nothing of another leader's, and all that this one had applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reign {
+pub(crate) struct LeadershipEpoch {
     /// Of all logs.
     pub(crate) terms: Vec<u64>,
     /// How many checkpoints it had installed: each may have taken the store back.
@@ -62,7 +64,7 @@ pub(crate) struct SlowRead {
     pub(crate) log: Option<usize>,
     pub(crate) read: Read,
     /// When it was asked, where that matters.
-    pub(crate) reign: Option<Reign>,
+    pub(crate) leadership_epoch: Option<LeadershipEpoch>,
 }
 
 /// What a worker does for a client.
@@ -110,7 +112,11 @@ impl Job {
                 ticket,
                 result: store.digest(),
             },
-            Job::Read(SlowRead { log, read, reign }) => {
+            Job::Read(SlowRead {
+                log,
+                read,
+                leadership_epoch,
+            }) => {
                 let result = match Query::decode(&read.query) {
                     Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
                     // It was decoded when it was taken in.
@@ -119,7 +125,7 @@ impl Job {
                 Done::Read {
                     log,
                     read,
-                    reign,
+                    leadership_epoch,
                     result,
                 }
             }
@@ -129,13 +135,13 @@ impl Job {
 
 /// What no worker has begun with, in order.
 #[derive(Default)]
-struct Waiting {
+struct JobQueue {
     jobs: VecDeque<Job>,
     /// Bytes of all their queries.
     bytes: usize,
 }
 
-impl Waiting {
+impl JobQueue {
     /// Whether another one may wait. Alone it may be of any length.
     fn has_room(&self) -> bool {
         self.jobs.len() < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
@@ -161,23 +167,23 @@ pub(crate) struct SlowReads {
     digests: usize,
     /// Every walk that is under way holds it as well.
     walking: Arc<()>,
-    walks: Waiting,
-    others: Waiting,
+    walks: JobQueue,
+    others: JobQueue,
     step_us: u64,
-    portion: Portion,
+    read_budget: ReadBudget,
 }
 
 impl SlowReads {
     /// How much this step has read, which began then.
-    pub(crate) fn portion(&mut self, step_us: u64) -> &mut Portion {
+    pub(crate) fn read_budget(&mut self, step_us: u64) -> &mut ReadBudget {
         if self.step_us != step_us {
-            (self.step_us, self.portion) = (step_us, Portion::default());
+            (self.step_us, self.read_budget) = (step_us, ReadBudget::default());
         }
-        &mut self.portion
+        &mut self.read_budget
     }
 
     /// Where it is to wait.
-    fn queue_for(&mut self, job: &Job) -> &mut Waiting {
+    fn queue_for(&mut self, job: &Job) -> &mut JobQueue {
         match job.is_walk() {
             true => &mut self.walks,
             false => &mut self.others,
@@ -228,7 +234,7 @@ fn length(reply: &Reply) -> usize {
 
 impl Node {
     /// Leaves a read to a worker.
-    pub(crate) fn read_slowly(&mut self, slow: SlowRead) {
+    pub(crate) fn defer_to_worker(&mut self, slow: SlowRead) {
         self.counters.slow_reads += 1;
         let origin = slow.read.origin;
         let job = Job::Read(slow);
@@ -278,15 +284,19 @@ impl Node {
     ) -> Result<(), NodeError> {
         self.slow.digests -= 1;
         self.slow_read_done();
-        let outcome = match result {
-            Err(ApplyError::NoSpace(_)) => Outcome::Busy,
-            result => Outcome::Done(Reply::Bytes(result?.into_bytes())),
-        };
-        self.completions.push((ticket, outcome));
-        Ok(())
+        let origin = Origin::Local(ticket);
+        match result {
+            Ok(digest) => {
+                let reply = Reply::Bytes(digest.into_bytes());
+                self.answers.push((origin, Outcome::Done(reply)));
+                Ok(())
+            }
+            Err(error) => self.read_refused(origin, error),
+        }
     }
 
-    /// Nobody waits for these reads of this process any more: those that have not begun are dropped. They get no outcome.
+    /// Nobody waits for these reads of this process any more: those that have not begun are
+    /// dropped. They get no outcome.
     pub fn forget_reads(&mut self, gone: &[Ticket]) {
         if self.slow.walks.jobs.is_empty() && self.slow.others.jobs.is_empty() {
             return;
@@ -298,13 +308,13 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reads::How;
+    use crate::reads::ReadBasis;
 
     fn job(ticket: Ticket, query: Vec<u8>) -> Job {
         Job::Read(SlowRead {
             log: None,
-            read: Read::new(Origin::Local(ticket), query, 0, How::Index),
-            reign: None,
+            read: Read::new(Origin::Local(ticket), query, 0, ReadBasis::Index),
+            leadership_epoch: None,
         })
     }
 
@@ -318,7 +328,8 @@ mod tests {
         Some((job.ticket()?, walking))
     }
 
-    /// Two that counted the keys had both readers, and whoever only wanted a value from the disk waited for them.
+    /// Two that counted the keys had both readers, and whoever only wanted a value from the disk
+    /// waited for them.
     #[test]
     fn walks_take_turns_and_the_others_pass_them() {
         let scan = |count| Query::Scan {
@@ -386,11 +397,11 @@ mod tests {
     fn a_step_reads_so_much_and_the_next_one_again() {
         let mut slow = SlowReads::default();
         let values = |bytes| Reply::Array(vec![Reply::Nil, Reply::Bytes(vec![0; bytes])]);
-        assert!(!slow.portion(5).is_spent());
-        slow.portion(5).spend(&values(STEP_BYTES - 1));
-        assert!(!slow.portion(5).is_spent());
-        slow.portion(5).spend(&values(1));
-        assert!(slow.portion(5).is_spent());
-        assert!(!slow.portion(6).is_spent());
+        assert!(!slow.read_budget(5).is_exhausted());
+        slow.read_budget(5).consume(&values(STEP_BYTES - 1));
+        assert!(!slow.read_budget(5).is_exhausted());
+        slow.read_budget(5).consume(&values(1));
+        assert!(slow.read_budget(5).is_exhausted());
+        assert!(!slow.read_budget(6).is_exhausted());
     }
 }

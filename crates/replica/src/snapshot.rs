@@ -1,5 +1,6 @@
-//! Bringing a lagging replica up to date with a checkpoint of the store, pulled piece by piece over the packet port
-//! (docs/adr/0004). One checkpoint holds every log's state; it is installed for all logs at once.
+//! Bringing a lagging replica up to date with a checkpoint of the store, pulled piece by piece over
+//! the packet port (docs/adr/0004). One checkpoint holds every log's state; it is installed for all
+//! logs at once.
 
 mod offering;
 
@@ -10,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cyclone_consensus::Participation;
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
@@ -34,8 +36,9 @@ pub(crate) const FULL_DISK_PAUSE_US: u64 = 2_000_000;
 /// The longest time until a checkpoint is fetched again after fetches that were of no use, µs.
 const LONGEST_PAUSE_US: u64 = 60_000_000;
 
-/// Removes what an earlier process has left in one of the two directories, and nothing that is not named like it.
-pub(crate) fn remove_left(root: &Path) -> io::Result<()> {
+/// Removes what an earlier process has left in one of the two directories, and nothing that is not
+/// named like it.
+pub(crate) fn remove_leftovers(root: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -90,8 +93,9 @@ pub(crate) struct Snapshots {
     not_before_us: u64,
     /// Fetches given up since the last one that was installed.
     given_up: u32,
-    /// Checkpoints that could not be made since the last one that could, and when the next may be tried.
-    failed_to_make: u32,
+    /// Checkpoints that could not be made since the last one that could, and when the next may be
+    /// tried.
+    failed_attempts: u32,
     make_not_before_us: u64,
     next_id: u64,
     /// Directories discarded so far.
@@ -101,7 +105,7 @@ pub(crate) struct Snapshots {
 impl Snapshots {
     /// What an earlier process left behind is removed.
     pub(crate) fn new(root: PathBuf, salt: u64) -> io::Result<Self> {
-        remove_left(&root)?;
+        remove_leftovers(&root)?;
         fs::create_dir_all(&root)?;
         Ok(Snapshots {
             root,
@@ -111,7 +115,7 @@ impl Snapshots {
             fetches: 0,
             not_before_us: 0,
             given_up: 0,
-            failed_to_make: 0,
+            failed_attempts: 0,
             make_not_before_us: 0,
             next_id: salt << 16,
             discarded: 0,
@@ -155,7 +159,8 @@ fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     Ok(files)
 }
 
-/// How long to wait before another fetch, where so many have been of no use: each has moved a whole checkpoint.
+/// How long to wait before another fetch, where so many have been of no use: each has moved a whole
+/// checkpoint.
 fn pause_us(given_up: u32) -> u64 {
     let doublings = given_up.saturating_sub(1).min(16);
     (FULL_DISK_PAUSE_US << doublings).min(LONGEST_PAUSE_US)
@@ -168,7 +173,8 @@ fn has_room(directory: &Path, bytes: u64) -> bool {
     })
 }
 
-/// Whether a log that begins there goes on behind a checkpoint of so much. Another's list may say anything.
+/// Whether a log that begins there goes on behind a checkpoint of so much. Another's list may say
+/// anything.
 fn goes_on(applied: u64, first: u64) -> bool {
     applied.checked_add(1).is_some_and(|next| next >= first)
 }
@@ -215,8 +221,13 @@ impl Node {
 
     /// Follower: the leader has no longer what this replica lacks, and offers a checkpoint.
     pub(crate) fn offered_snapshot(&mut self, offer: RaftMessage) {
+        let log = &self.logs[usize::from(offer.log)];
+        if log.group.participation() == Participation::None {
+            return;
+        }
         let offered = offer.snapshot.clone();
-        // One that leaves this replica out would be of no use to Raft, and must not replace the store.
+        // One that leaves this replica out would be of no use to Raft, and must not replace the
+        // store.
         let Some(meta) = offered.filter(|meta| meta.members.contains(self.config.id)) else {
             self.counters.malformed += 1;
             return;
@@ -249,7 +260,8 @@ impl Node {
             // It is offered again.
             return;
         }
-        // One that is given up may leave a worker that still writes: it must not be taken for one of the next, of the same checkpoint even.
+        // One that is given up may leave a worker that still writes: it must not be taken for one
+        // of the next, of the same checkpoint even.
         self.snapshots.fetches += 1;
         let number = self.snapshots.fetches;
         let directory = self.snapshots.root.join(format!("{FETCHED}{number}"));
@@ -260,7 +272,7 @@ impl Node {
         tracing::info!(from, index = meta.index, "fetching a checkpoint");
         let fetching = Fetching::new(offer, meta.id, number, directory, now_us);
         self.snapshots.fetching = Some(fetching);
-        self.fetch_upkeep(now_us);
+        self.fetch_housekeeping(now_us);
     }
 
     fn abandon_fetch(&mut self) {
@@ -279,18 +291,19 @@ impl Node {
         self.abandon_fetch();
     }
 
-    /// Whether this replica has come to lead, or has got by now what the checkpoint holds: it would take the store back.
-    fn is_of_no_use_now(&self) -> bool {
+    /// Whether this replica has come to lead, or has got by now what the checkpoint holds: it would
+    /// take the store back.
+    fn is_superseded(&self) -> bool {
         let applied = |log: u16| self.logs[usize::from(log)].applied;
         let fetching = self.snapshots.fetching.as_ref();
         fetching.is_some_and(|fetching| {
-            !fetching.installing && (self.leads_any() || !fetching.is_lacked(applied))
+            !fetching.installing && (self.leads_any() || !fetching.is_ahead_of(applied))
         })
     }
 
     /// Follower: asks for what is next, and again for what got lost.
-    fn fetch_upkeep(&mut self, now_us: u64) {
-        if self.is_of_no_use_now() {
+    fn fetch_housekeeping(&mut self, now_us: u64) {
+        if self.is_superseded() {
             tracing::info!(
                 "a checkpoint is no longer needed: this replica leads, or has what it holds"
             );
@@ -300,7 +313,7 @@ impl Node {
             return;
         };
         let from = fetching.from;
-        if !fetching.installing && fetching.is_forsaken(now_us) {
+        if !fetching.installing && fetching.has_timed_out(now_us) {
             tracing::warn!(
                 from,
                 "a checkpoint is fetched from a node that is silent; what came of it is thrown away"
@@ -311,13 +324,13 @@ impl Node {
             true => Vec::new(),
             false => fetching.requests(now_us),
         };
-        let told = fetching.still_used(now_us);
+        let told = fetching.keepalive(now_us);
         for request in requests.iter().chain(&told) {
             let mut bytes = Vec::new();
             request.encode(&mut bytes);
             self.send_to(from, &bytes);
         }
-        self.install_when_whole();
+        self.install_if_complete();
     }
 
     /// Follower: a piece has come.
@@ -335,7 +348,7 @@ impl Node {
         if chunk.total == 0 && chunk.bytes.is_empty() && !fetching.is_empty_file(chunk.file) {
             return self.abandon_fetch();
         }
-        if !fetching.came(&chunk, now_us) {
+        if !fetching.on_received(&chunk, now_us) {
             return;
         }
         if chunk.file == 0 {
@@ -353,7 +366,7 @@ impl Node {
             if let Some(fetching) = &mut self.snapshots.fetching {
                 fetching.begin_files();
             }
-            return self.fetch_upkeep(now_us);
+            return self.fetch_housekeeping(now_us);
         }
         let number = fetching.number;
         let path = fetching
@@ -375,8 +388,8 @@ impl Node {
         });
     }
 
-    /// Whether the logs still have what comes behind the checkpoint: it is installed for all logs at once, and only if
-    /// none falls below its retained log.
+    /// Whether the logs still have what comes behind the checkpoint: it is installed for all logs
+    /// at once, and only if none falls below its retained log.
     fn would_fit(&self) -> bool {
         let Some(fetching) = &self.snapshots.fetching else {
             return false;
@@ -387,7 +400,8 @@ impl Node {
             && self.logs.iter().zip(&fetching.applied).all(fits)
     }
 
-    /// Before the first piece is asked for: whether there is room for all of them. The store may lie elsewhere, and take as much.
+    /// Before the first piece is asked for: whether there is room for all of them. The store may
+    /// lie elsewhere, and take as much.
     fn prepare_fetch(&self) -> io::Result<()> {
         let Some(fetching) = &self.snapshots.fetching else {
             return Ok(());
@@ -402,14 +416,14 @@ impl Node {
         fetching.make_empty_files()
     }
 
-    fn install_when_whole(&mut self) {
+    fn install_if_complete(&mut self) {
         // A worker that is applying would write into the state that is being replaced.
         let applying = self.logs.iter().any(|log| log.is_applying());
         let Some(fetching) = self.snapshots.fetching.as_mut() else {
             return;
         };
         let missing = usize::from(planted::has(Bug::PieceMissing));
-        if !fetching.is_whole(missing) || fetching.installing || applying {
+        if !fetching.is_complete(missing) || fetching.installing || applying {
             return;
         }
         if !self.would_fit() {
@@ -439,14 +453,14 @@ impl Node {
                 self.snapshots.making = false;
                 match result {
                     Ok((meta, files)) => {
-                        self.snapshots.failed_to_make = 0;
+                        self.snapshots.failed_attempts = 0;
                         self.offer(id, directory, files, &meta);
                     }
                     Err(error) => {
                         // Each try holds the logs and flushes them: not as often as followers ask.
                         let snapshots = &mut self.snapshots;
-                        snapshots.failed_to_make = snapshots.failed_to_make.saturating_add(1);
-                        let pause_us = pause_us(snapshots.failed_to_make);
+                        snapshots.failed_attempts = snapshots.failed_attempts.saturating_add(1);
+                        let pause_us = pause_us(snapshots.failed_attempts);
                         snapshots.make_not_before_us = now_us + pause_us;
                         let pause_s = pause_us / 1_000_000;
                         tracing::warn!(error, pause_s, "no checkpoint could be made");
@@ -469,7 +483,7 @@ impl Node {
                     Ok(()) => fetching.written(file, &bytes, now_us),
                     Err(error) => self.give_up_fetching(&error),
                 }
-                self.fetch_upkeep(now_us);
+                self.fetch_housekeeping(now_us);
             }
             Done::Installed { fetch, result } => self.installed(fetch, result)?,
         }
@@ -482,7 +496,7 @@ impl Node {
         result: Result<CheckpointMeta, ApplyError>,
     ) -> Result<(), NodeError> {
         let is_of = |fetching: &mut Fetching| fetching.number == fetch;
-        if let Err(ApplyError::NoSpace(error)) = &result
+        if let Err(ApplyError::NotInstalled(error)) = &result
             && self.snapshots.fetching.as_mut().is_some_and(is_of)
         {
             // What was there before is as it was: there was no room, or the files are damaged.
@@ -499,7 +513,7 @@ impl Node {
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);
         }
-        self.retell_gangs();
+        self.reregister_pending_gangs();
         for offer in &fetching.offers {
             let log = usize::from(offer.log);
             if self.logs[log].group.install_snapshot(offer).is_err() {

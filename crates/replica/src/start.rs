@@ -1,5 +1,5 @@
-//! Starting a replica: finding out whether what lies in the region and in the data directory is its own memory, and
-//! putting the parts together.
+//! Starting a replica: finding out whether what lies in the region and in the data directory is its
+//! own memory, and putting the parts together.
 //!
 //! ```text
 //! region   0        superblock
@@ -9,12 +9,11 @@
 
 mod ports;
 
-use std::fs;
 use std::sync::Arc;
 
 use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
 use cyclone_packet::PacketError;
-use cyclone_pmem::{Pool, PoolError, Region, RegionError, Survives};
+use cyclone_pmem::{Pool, PoolError, Region, RegionError, Survives, create_private_dir_all};
 use cyclone_store::ApplyError;
 use cyclone_wal::flash::FlashLog;
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
@@ -24,27 +23,58 @@ use cyclone_wire::planted::{self, Bug};
 
 use crate::archive::Archive;
 use crate::backup::BACKUP;
+use crate::bootstrap::{Bootstrap, State as BootstrapState};
 use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
-use crate::lane::Lending;
 use crate::lease::Lease;
+use crate::log_loop::LoanedLogs;
 use crate::membership;
-use crate::node::{Boot, Node};
+use crate::node::{BootInfo, Node};
 use crate::physical::PhysicalLog;
-use crate::platform::{Os, Platform};
+use crate::platform::{OsPlatform, Platform};
 use crate::requests::BatchBuilder;
-use crate::snapshot::{SNAPSHOTS, remove_left};
+use crate::snapshot::{SNAPSHOTS, remove_leftovers};
 use ports::{MESSAGE_SLACK, entry_bytes, message_bytes, open_lanes, open_port};
 
 /// Frames take at most this share of the region…
 const FRAMES_SHARE: u64 = 4;
-/// …and at least this many bytes, so that bursts can be received while large payloads wait in the log.
+/// …and at least this many bytes, so that bursts can be received while large payloads wait in the
+/// log.
 const FRAMES_LEAST: u64 = 8 << 20;
 
 /// Length of a tick: half a heartbeat, so that time-outs are counted finely enough, within reason.
 fn tick_us(heartbeat: std::time::Duration) -> u64 {
     (heartbeat.as_micros() as u64 / 2).clamp(1_000, 100_000)
+}
+
+/// What to do about a replica that has lost its memory.
+pub(crate) const REPLACE: &str = "While a majority of the cluster lives: remove what is left of this replica's files, give \
+     the machine a new id, start it with `cyclone serve --join`, and let it take the old one's place with \
+     `cyclone ctl member replace OLD NEW`. If no majority is left for good: `cyclone recover`";
+
+/// Refuses another replica's data directory before its region is looked for: nothing of it is lost.
+fn check_owner_of_data(config: &Config, known: Option<&Identity>) -> Result<(), StartError> {
+    let Some(known) = known else { return Ok(()) };
+    if (known.cluster, known.replica) == (config.cluster_id, config.id) {
+        return Ok(());
+    }
+    Err(StartError::WrongDirectory {
+        data: config.data.display().to_string(),
+        found: (known.cluster, known.replica),
+        expected: (config.cluster_id, config.id),
+    })
+}
+
+/// What to do about a log that does not read back.
+fn repair_hint(source: &RingError) -> String {
+    match source {
+        RingError::Corrupt { index, .. } if *index > 0 => format!(
+            "`cyclone log repair --config FILE` says whether the store holds what is damaged; then that mends it, and nothing \
+             is lost. Otherwise: {REPLACE}"
+        ),
+        _ => REPLACE.to_owned(),
+    }
 }
 
 /// Why a replica does not start. Each message says what to do where something can be done.
@@ -77,7 +107,7 @@ pub enum StartError {
     /// Nothing is there, and nobody said that this is a new cluster.
     #[error(
         "neither {data} nor the log region {nvm} belongs to a replica yet; if this cluster is new, start once with \
-         --bootstrap; if it is to join one that exists, with --join; if this replica has lost its memory, it must not come back under its old id"
+         --bootstrap; if it is to join one that exists, with --join; if this replica has lost its memory, it must not come back under its old id: {REPLACE}"
     )]
     NotBootstrapped {
         /// The data directory.
@@ -87,8 +117,9 @@ pub enum StartError {
     },
     /// The data directory belongs to a replica whose region is gone.
     #[error(
-        "the log region {nvm} of replica {replica} is gone ({reason}): it may hold votes and acknowledged writes that \
-         only it has, so this replica must not come back under its old id"
+        "the log region {nvm} of replica {replica} is gone ({reason}). If node.nvm is misspelt or its file \
+         system is not mounted, correct that: nothing is lost. Otherwise it may hold votes and acknowledged writes that \
+         only it has, so this replica must not come back under its old id. {REPLACE}"
     )]
     RegionLost {
         /// The region.
@@ -100,11 +131,26 @@ pub enum StartError {
     },
     /// The region belongs to a replica whose data directory is gone.
     #[error(
-        "the data directory {data} is empty, but the log region belongs to a replica that has run before"
+        "the data directory {data} is empty, but the log region belongs to a replica that has run before. If node.data is misspelt or \
+         its file system is not mounted, correct that: nothing is lost. If its files cannot be brought back: {REPLACE}"
     )]
     DataLost {
         /// The data directory.
         data: String,
+    },
+    /// The data directory is another replica's.
+    #[error(
+        "the data directory {data} belongs to cluster {:032x}, replica {}; the configuration says cluster {:032x}, replica {}. \
+         Nothing is lost: correct node.data, or the numbers",
+        .found.0, .found.1, .expected.0, .expected.1
+    )]
+    WrongDirectory {
+        /// The data directory.
+        data: String,
+        /// Cluster and replica that the directory belongs to.
+        found: (u128, u64),
+        /// Cluster and replica of the configuration.
+        expected: (u128, u64),
     },
     /// Region and data directory belong to different lives.
     #[error("the data directory {data} and the log region do not belong together: {what}")]
@@ -116,7 +162,8 @@ pub enum StartError {
     },
     /// The log does not read back.
     #[error(
-        "this replica has lost memory and must not come back under its old id: log {log}: {source}"
+        "this replica has lost memory and must not come back under its old id: log {log}: {source}. {}",
+        repair_hint(.source)
     )]
     Ring {
         /// The physical log.
@@ -146,7 +193,7 @@ pub enum StartError {
     },
     /// A flash area that this replica needs is gone.
     #[error(
-        "the flash area {path} is gone or unreadable ({what}): this replica must not come back under its old id"
+        "the flash area {path} is gone or unreadable ({what}): this replica must not come back under its old id. {REPLACE}"
     )]
     FlashLost {
         /// The area.
@@ -172,6 +219,14 @@ pub enum StartError {
     /// The identity file cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// The state of founding and recovering does not read.
+    #[error("the file BOOTSTRAP in {data}: line {line} is not what such a file holds")]
+    BadBootstrap {
+        /// The data directory.
+        data: String,
+        /// 1-based line.
+        line: usize,
+    },
     /// The store does not open.
     #[error("store: {0}")]
     Store(#[from] ApplyError),
@@ -197,6 +252,10 @@ pub enum StartError {
 /// What to do about a region that is not lost, but not for this program and configuration.
 pub(crate) fn advice(error: &SuperblockError) -> &'static str {
     match error {
+        SuperblockError::NotARegion => {
+            ". Nothing was changed: node.nvm names another file; or what was the region has been overwritten, and this replica is \
+             lost (ctl member replace)"
+        }
         SuperblockError::VersionUnknown { .. } => {
             ". Nothing is lost: use the newer program that has made it"
         }
@@ -299,9 +358,9 @@ fn memory(
     let incarnation = match (&opened, &known) {
         (Ok(incarnation), Some(_)) => *incarnation,
         // A bootstrap that was cut off before the identity file: the log must be untouched.
-        (Ok(incarnation), None) if config.may_begin() => *incarnation,
+        (Ok(incarnation), None) if config.may_found_cluster() => *incarnation,
         (Ok(_), None) => return Err(StartError::DataLost { data }),
-        (Err(SuperblockError::NotFormatted), None) if config.may_begin() => {
+        (Err(SuperblockError::NotFormatted), None) if config.may_found_cluster() => {
             let incarnation = platform.random()?;
             format(config, region, &layout, &pool)?;
             superblock::create(&mut head, &who, incarnation);
@@ -374,13 +433,29 @@ fn memory(
         {
             return Err(StartError::DataLost { data });
         }
-        None => platform.write_identity(config, &ours)?,
+        None => write_new(config, &ours, platform)?,
     }
     Ok(Memory {
         rings,
         pool,
         incarnation,
     })
+}
+
+/// Names the owner of storage that was made now. That it is new is durable before.
+pub(crate) fn write_new(
+    config: &Config,
+    ours: &Identity,
+    platform: &mut dyn Platform,
+) -> Result<(), StartError> {
+    let state = match config.bootstrap {
+        true => BootstrapState::New,
+        // One that joins has no vote before the log names it.
+        false => BootstrapState::Member,
+    };
+    let written = platform.bootstrap_file(config).write(&state.text());
+    written.map_err(io("writing the file BOOTSTRAP"))?;
+    Ok(platform.write_identity(config, ours)?)
 }
 
 fn format(
@@ -407,13 +482,13 @@ fn format(
 }
 
 impl Node {
-    /// Starts a replica: opens region, store and port, recovers the logs, and joins its group as a follower.
-    /// `waker` wakes the loop that will call [`Node::step`].
+    /// Starts a replica: opens region, store and port, recovers the logs, and joins its group as a
+    /// follower. `waker` wakes the loop that will call [`Node::step`].
     ///
     /// # Errors
     /// See [`StartError`]. Nothing has been changed that a corrected start would miss.
     pub fn start(config: Config, waker: Arc<Waker>) -> Result<Node, StartError> {
-        Node::start_on(config, &mut Os::new(waker))
+        Node::start_on(config, &mut OsPlatform::new(waker))
     }
 
     /// Starts a replica on something else than this machine: a simulated one.
@@ -422,10 +497,21 @@ impl Node {
     /// See [`StartError`].
     pub fn start_on(config: Config, platform: &mut dyn Platform) -> Result<Node, StartError> {
         config.validate()?;
-        fs::create_dir_all(&config.data)
+        for (id, address) in &config.member_addresses {
+            tracing::warn!(
+                id,
+                %address,
+                "this member's packets go here, whatever the cluster's record says; once the members reach each other, \
+                 record its address with `ctl member move` and leave the setting out"
+            );
+        }
+        let config = config.with_member_addresses();
+        create_private_dir_all(&config.data)
             .map_err(io(format!("cannot create {}", config.data.display())))?;
+        let known = platform.identity(&config)?;
+        check_owner_of_data(&config, known.as_ref())?;
         // A region is only made where none may have been lost.
-        let may_create = config.may_begin() && platform.identity(&config)?.is_none();
+        let may_create = config.may_found_cluster() && known.is_none();
         let only = config
             .flash
             .clone()
@@ -437,7 +523,7 @@ impl Node {
                 config.data.display().to_string(),
                 config.nvm.display().to_string(),
             );
-            return Err(match platform.identity(&config)? {
+            return Err(match known {
                 Some(known) => StartError::RegionLost {
                     nvm,
                     replica: known.replica,
@@ -447,9 +533,10 @@ impl Node {
             });
         }
         let region = platform.region(&config, may_create)?;
-        // Before the store writes anything: what a dead process has left there may be what fills the disk.
+        // Before the store writes anything: what a dead process has left there may be what fills
+        // the disk.
         for left in [SNAPSHOTS, BACKUP] {
-            let _ = remove_left(&config.data.join(left));
+            let _ = remove_leftovers(&config.data.join(left));
         }
         let (memory, store, levels) = match &only {
             None => {
@@ -471,10 +558,17 @@ impl Node {
             }
         };
         tracing::info!("the logs are open");
-        let Memory { rings, pool, .. } = memory;
+        let Memory {
+            rings,
+            pool,
+            incarnation,
+        } = memory;
+
         let port = open_port(&config, &pool, platform)?;
         let message_bytes = message_bytes(&config, &pool, &port)?;
         let salt = platform.random()?;
+        let file = platform.bootstrap_file(&config);
+        let bootstrap = Bootstrap::open(&config, file, incarnation, salt.rotate_left(32) | 1)?;
         let tick_us = tick_us(config.heartbeat);
         let ticks =
             |time: std::time::Duration| (time.as_micros() as u64).div_ceil(tick_us).max(1) as u32;
@@ -515,7 +609,8 @@ impl Node {
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
             // A batch of many values may be longer than the longest value.
             let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
-            // What cannot be sent must not be accepted: the log would stand still behind it for ever.
+            // What cannot be sent must not be accepted: the log would stand still behind it for
+            // ever.
             let sendable = (entry_bytes(&config) + MESSAGE_SLACK / 2) as u64;
             group.max_entry_bytes = group.max_entry_bytes.min(half).min(sendable);
             let lease = match config.lease_reads {
@@ -528,22 +623,25 @@ impl Node {
             };
             let mut physical = PhysicalLog::new(
                 log,
+                config.id,
                 BatchBuilder::new(&config),
                 Group::open_with(group, ring, level)?,
                 applied,
                 applied_term,
                 salt & 0xffff_ffff,
             );
+            physical.group.set_participation(bootstrap.participation());
             physical.reads.lease = lease;
             logs.push(physical);
         }
-        let boot = Boot {
+        let boot = BootInfo {
             tick_us,
             salt,
             election_ticks: ticks(config.election),
             survives,
             region: region.describe(),
             pool,
+            bootstrap,
         };
         tracing::info!(
             region = boot.region,
@@ -559,11 +657,11 @@ impl Node {
             Some(writer) => Some(Archive::new(writer, &logs)?),
             None => None,
         };
-        let (posts, lanes) = open_lanes(&config, &boot.pool, &store, &logs, platform)?;
+        let (log_handles, lanes) = open_lanes(&config, &boot.pool, &store, &logs, platform)?;
         let mut node = Node::assemble(config, port, logs, store, workers.0, boot)
             .map_err(io("clearing the directory of checkpoints"))?;
         node.archive = archive;
-        (node.lending, node.lanes) = (Lending::new(posts), lanes);
+        (node.loaned_logs, node.lanes) = (LoanedLogs::new(log_handles), lanes);
         Ok(node)
     }
 }

@@ -1,10 +1,14 @@
-//! What a replica tells about itself: counters for INFO and metrics, and the status that `ctl` shows.
+//! What a replica tells about itself: counters for INFO and metrics, and the status that `ctl`
+//! shows.
 
 use cyclone_consensus::{FlashStatus, Role};
+use cyclone_store::WorkDone;
 
 use crate::archive::ArchiveStatus;
 use crate::flash::Durability;
+use crate::health::StoreState;
 use crate::node::Node;
+use crate::requests::Outcome;
 
 /// Events since the start. Each only grows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -13,8 +17,19 @@ pub struct Counters {
     pub writes: u64,
     /// Reads that arrived, refused ones included.
     pub reads: u64,
-    /// Requests refused because a queue or the log was full.
+    /// Requests refused as "busy", for whatever reason: a full queue or log, logs on their way to
+    /// another replica, a store or flash without progress.
     pub refused_busy: u64,
+    /// Commands refused because they need more work than one may do.
+    pub refused_work: u64,
+    /// Requests answered "outcome unknown".
+    pub outcome_unknown: u64,
+    /// Reads that were refused because the store is damaged.
+    pub refused_damaged: u64,
+    /// Requests refused because this replica does not lead.
+    pub refused_not_leader: u64,
+    /// Requests that a new leader discarded: certainly not executed.
+    pub discarded: u64,
     /// Operations over several logs that were taken in.
     pub gangs: u64,
     /// Of those, the ones that a log did not take its share of.
@@ -25,6 +40,17 @@ pub struct Counters {
     pub dropped_full: u64,
     /// Times the store would have blocked the loop and a worker took over.
     pub store_stalls: u64,
+    /// Times the store began to make no progress for a second although something waited for it.
+    pub store_timeouts: u64,
+    /// The same of flash.
+    pub flash_timeouts: u64,
+    /// Times the store refused something for want of room.
+    pub store_no_space: u64,
+    /// Times the store could not read something back.
+    pub store_damaged: u64,
+    /// Times this replica, as leader, handed leadership over because its store or flash made no
+    /// progress or was damaged.
+    pub handovers: u64,
     /// Reads that a worker had to do.
     pub slow_reads: u64,
     /// Checkpoints installed from another replica.
@@ -33,24 +59,47 @@ pub struct Counters {
     pub snapshots_made: u64,
     /// Bytes of requests gathered to be read, because they lay in several frames.
     pub gathered_bytes: u64,
-    /// Longest time between two steps beyond a tick, in microseconds: how long this machine kept the loop waiting.
+    /// Longest time between two steps beyond a tick, in microseconds: how long this machine kept
+    /// the loop waiting.
     pub longest_gap_us: u64,
     /// Times the loop was lent the highest priority because others kept it from its CPU.
     pub helped: u64,
 }
 
 impl Counters {
+    /// Counts an answer that says that something was not done, or may not have been.
+    pub(crate) fn note_outcome(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Busy => self.refused_busy += 1,
+            Outcome::Unknown => self.outcome_unknown += 1,
+            Outcome::Damaged => self.refused_damaged += 1,
+            Outcome::NotLeader(_) => self.refused_not_leader += 1,
+            Outcome::Lost => self.discarded += 1,
+            Outcome::Done(_) | Outcome::TooLarge => {}
+        }
+    }
+
     /// Adds what was counted elsewhere.
     pub(crate) fn add(&mut self, other: &Counters) {
         let Counters {
             writes,
             reads,
             refused_busy,
+            refused_work,
+            outcome_unknown,
+            refused_damaged,
+            refused_not_leader,
+            discarded,
             gangs,
             gangs_aborted,
             malformed,
             dropped_full,
             store_stalls,
+            store_timeouts,
+            flash_timeouts,
+            store_no_space,
+            store_damaged,
+            handovers,
             slow_reads,
             snapshots_installed,
             snapshots_made,
@@ -61,11 +110,21 @@ impl Counters {
         self.writes += writes;
         self.reads += reads;
         self.refused_busy += refused_busy;
+        self.refused_work += refused_work;
+        self.outcome_unknown += outcome_unknown;
+        self.refused_damaged += refused_damaged;
+        self.refused_not_leader += refused_not_leader;
+        self.discarded += discarded;
         self.gangs += gangs;
         self.gangs_aborted += gangs_aborted;
         self.malformed += malformed;
         self.dropped_full += dropped_full;
         self.store_stalls += store_stalls;
+        self.store_timeouts += store_timeouts;
+        self.flash_timeouts += flash_timeouts;
+        self.store_no_space += store_no_space;
+        self.store_damaged += store_damaged;
+        self.handovers += handovers;
         self.slow_reads += slow_reads;
         self.snapshots_installed += snapshots_installed;
         self.snapshots_made += snapshots_made;
@@ -80,7 +139,8 @@ impl Counters {
 pub struct LogStatus {
     /// The log's number.
     pub log: u16,
-    /// `leader`, `follower`, `candidate`, `pre-candidate`.
+    /// `leader`, `follower`, `candidate`, `pre-candidate`; `founding`, `recovering` or `diverged`
+    /// where the replica is no ordinary member.
     pub role: &'static str,
     /// The current term.
     pub term: u64,
@@ -96,6 +156,8 @@ pub struct LogStatus {
     pub applied: u64,
     /// Index up to which the store survives a crash by itself.
     pub flushed: u64,
+    /// The state's clock less this machine's wall clock, in milliseconds.
+    pub clock_offset_ms: i64,
     /// Bytes of the ring in use.
     pub used_bytes: u64,
     /// Size of the ring's record area.
@@ -123,10 +185,40 @@ pub struct Status {
     pub region: String,
     /// Per physical log.
     pub logs: Vec<LogStatus>,
+    /// What is known of the store.
+    pub store: StoreState,
+    /// What the store said, where it is damaged or its disk full.
+    pub store_error: Option<String>,
+    /// How long the store has made no progress although something waits for it, in microseconds.
+    pub store_waits_us: u64,
+    /// The same of flash.
+    pub flash_waits_us: u64,
+    /// This machine's wall clock less the time that a majority of the voters' clocks agree on, in
+    /// milliseconds, where that is known.
+    pub clock_offset_ms: Option<i64>,
     /// Scans that hold a snapshot now.
     pub held_snapshots: u64,
+    /// How much work calls of the store have done.
+    pub work_done: WorkDone,
     /// Events since the start.
     pub counters: Counters,
+}
+
+impl LogStatus {
+    /// How many entries a peer is not known to hold.
+    pub fn behind(&self, matched: u64) -> u64 {
+        self.last.saturating_sub(matched)
+    }
+}
+
+impl Status {
+    /// What the replica is: what it is in log 0, unless it is no ordinary member in any of them.
+    pub fn role(&self) -> &'static str {
+        let mut roles = self.logs.iter().map(|log| log.role);
+        let special = ["diverged", "recovering", "founding"];
+        let found = roles.clone().find(|role| special.contains(role));
+        found.or(roles.next()).unwrap_or("follower")
+    }
 }
 
 pub(crate) fn role_name(role: Role) -> &'static str {
@@ -146,11 +238,11 @@ impl Node {
 
     /// The status at this moment.
     pub fn status(&self) -> Status {
-        let logs = self.logs.iter().map(|log| {
+        let logs = self.logs.iter().enumerate().map(|(at, log)| {
             let status = log.group.status();
             LogStatus {
                 log: log.id,
-                role: role_name(status.role),
+                role: self.bootstrap_status(at).unwrap_or(role_name(status.role)),
                 term: status.term,
                 leader: status.leader,
                 first: status.first,
@@ -158,6 +250,7 @@ impl Node {
                 commit: status.commit,
                 applied: log.applied,
                 flushed: self.store.flushed(log.id),
+                clock_offset_ms: self.state_clock_offset_ms(usize::from(log.id)),
                 used_bytes: status.used_bytes,
                 capacity_bytes: status.capacity_bytes,
                 flash: log.group.flash_status(self.now_us()),
@@ -165,7 +258,7 @@ impl Node {
                 peers: status
                     .peers
                     .iter()
-                    .map(|peer| (peer.id, peer.matched, peer.recent_active))
+                    .map(|peer| (peer.id, peer.matched, self.is_alive(peer.id)))
                     .collect(),
             }
         });
@@ -181,7 +274,13 @@ impl Node {
             survives: self.survives.to_string(),
             region: self.region_description.clone(),
             logs: logs.collect(),
+            store: self.store_state(),
+            store_error: self.store_error().map(str::to_owned),
+            store_waits_us: self.without_progress_us().0,
+            flash_waits_us: self.without_progress_us().1,
+            clock_offset_ms: self.clock_offset_ms(),
             held_snapshots: self.store.held_snapshots() as u64,
+            work_done: self.store.work_done(),
             counters: self.counters,
         }
     }

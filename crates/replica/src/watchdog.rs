@@ -1,11 +1,14 @@
-//! Sees to it that the event loops get their turns in time on a CPU that others want too (docs/adr/0057).
+//! Sees to it that the event loops get their turns in time on a CPU that others want too
+//! (docs/adr/0057).
 //!
-//! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop, and each runs for whole ticks of the
-//! scheduler. With a dozen of them the loop waits for a hundred milliseconds between two steps, or within one: longer than followers
-//! wait for a heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of its ticks, it lends it the
-//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little. Where the loop waits for
-//! another thread, all threads are lent as much. A loop that mostly sleeps needs no help, since the scheduler prefers who has used little;
-//! nobody watches it, until a client has work for it.
+//! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop,
+//! and each runs for whole ticks of the scheduler. With a dozen of them the loop waits for a
+//! hundred milliseconds between two steps, or within one: longer than followers wait for a
+//! heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of
+//! its ticks, it lends it the highest ordinary priority until the end of the turn that is due.
+//! Turns are short, so that others lose little. Where the loop waits for another thread, all
+//! threads are lent as much. A loop that mostly sleeps needs no help, since the scheduler prefers
+//! who has used little; nobody watches it, until a client has work for it.
 
 mod holders;
 
@@ -21,40 +24,43 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-use self::holders::{Loan, own_nice};
+use self::holders::{PriorityBoost, own_nice};
 use crate::run::now;
 
-/// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time priority would be all of it, and
-/// whoever spins for a moment, waiting for a thread that has been interrupted, would wait for ever.
+/// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time
+/// priority would be all of it, and whoever spins for a moment, waiting for a thread that has been
+/// interrupted, would wait for ever.
 const LENT: i32 = -20;
 
-/// The longest time for which other threads are lent it. A loop that waits for a disk is not helped by that.
+/// The longest time for which other threads are lent it. A loop that waits for a disk is not helped
+/// by that.
 const LONGEST_LOAN: Duration = Duration::from_millis(200);
 /// While they are, the watchdog looks so many times as often.
 const LOOKS: u32 = 4;
 
-/// Turns in a row that found work, from which on the loop is busy whether or not it was for a client. A heartbeat is one.
+/// Turns in a row that found work, from which on the loop is busy whether or not it was for a
+/// client. A heartbeat is one.
 const STREAK: u32 = 4;
 /// A loop that has not been busy for this long is not watched, in microseconds.
 const QUIET_US: u64 = 1_000_000;
 
 /// Watches one loop. To be made in its thread; dropping it ends the watch.
 pub(crate) struct Watchdog {
-    seen: Arc<Seen>,
+    seen: Arc<LoopActivity>,
     /// Turns in a row that found work.
-    streak: u32,
+    busy_turns: u32,
     /// When a client last had work, as the loop has said.
     active_us: u64,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the loop and the thread that watches it tell each other.
-struct Seen {
+struct LoopActivity {
     /// The loop's thread, and the nice value that it has by itself.
     watched: Pid,
     nice: i32,
     /// When it began its last turn, in microseconds of the steady clock.
-    turn_us: AtomicU64,
+    turn_started_us: AtomicU64,
     /// It sleeps until something comes, or has been woken from that and not begun a turn.
     sleeps: AtomicBool,
     /// When it was last busy.
@@ -69,17 +75,17 @@ struct Seen {
 }
 
 impl Watchdog {
-    /// Watches the calling thread, which is to begin a turn at least every `patience`. Does nothing where the process may not raise
-    /// priorities. Counts in `times`.
+    /// Watches the calling thread, which is to begin a turn at least every `patience`. Does nothing
+    /// where the process may not raise priorities. Counts in `times`.
     ///
     /// # Errors
     /// When the system grants no thread, or does not tell the calling one's nice value.
     pub(crate) fn start(patience: Duration, times: Arc<AtomicU64>) -> io::Result<Watchdog> {
         let watched = rustix::thread::gettid();
-        let seen = Arc::new(Seen {
+        let seen = Arc::new(LoopActivity {
             watched,
             nice: own_nice(watched, LENT)?,
-            turn_us: AtomicU64::new(now().steady_us),
+            turn_started_us: AtomicU64::new(now().steady_us),
             sleeps: AtomicBool::new(false),
             busy_us: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
@@ -93,7 +99,7 @@ impl Watchdog {
             .spawn(move || shared.watch(patience))?;
         Ok(Watchdog {
             seen,
-            streak: 0,
+            busy_turns: 0,
             active_us: 0,
             thread: Some(thread),
         })
@@ -101,7 +107,7 @@ impl Watchdog {
 
     /// The loop begins a turn.
     pub(crate) fn begin(&self, now_us: u64) {
-        self.seen.turn_us.store(now_us, Ordering::Relaxed);
+        self.seen.turn_started_us.store(now_us, Ordering::Relaxed);
         self.seen.sleeps.store(false, Ordering::Relaxed);
     }
 
@@ -110,23 +116,25 @@ impl Watchdog {
         self.seen.sleeps.store(true, Ordering::Relaxed);
     }
 
-    /// The loop ends a turn, in which it found work or may sleep after it. `active_us` is when a client last had work for it: where that
-    /// comes in small pieces the next turn may be a long one nevertheless.
+    /// The loop ends a turn, in which it found work or may sleep after it. `active_us` is when a
+    /// client last had work for it: where that comes in small pieces the next turn may be a long
+    /// one nevertheless.
     pub(crate) fn end(&mut self, found_work: bool, active_us: u64) {
-        self.streak = match found_work {
-            true => self.streak.saturating_add(1),
+        self.busy_turns = match found_work {
+            true => self.busy_turns.saturating_add(1),
             false => 0,
         };
         let is_active = std::mem::replace(&mut self.active_us, active_us) != active_us;
-        if is_active || self.streak >= STREAK {
-            let now_us = self.seen.turn_us.load(Ordering::Relaxed);
-            // Either this thread sees that the other one sleeps, or that one sees that this one is busy.
+        if is_active || self.busy_turns >= STREAK {
+            let now_us = self.seen.turn_started_us.load(Ordering::Relaxed);
+            // Either this thread sees that the other one sleeps, or that one sees that this one is
+            // busy.
             self.seen.busy_us.store(now_us, Ordering::SeqCst);
             if let (true, Some(thread)) = (self.seen.asleep.load(Ordering::SeqCst), &self.thread) {
                 thread.thread().unpark();
             }
         }
-        self.seen.give_back();
+        self.seen.restore_priority();
     }
 }
 
@@ -138,13 +146,13 @@ impl Drop for Watchdog {
             // It cannot panic; if it did, its hook has told.
             let _ = thread.join();
         }
-        self.seen.give_back();
+        self.seen.restore_priority();
     }
 }
 
-impl Seen {
+impl LoopActivity {
     fn watch(&self, patience: Duration) {
-        if let Err(error) = hurry() {
+        if let Err(error) = raise_own_priority() {
             tracing::info!(
                 %error,
                 "priorities cannot be raised (CAP_SYS_NICE or RLIMIT_NICE): where threads want all CPUs, heartbeats may come late"
@@ -158,8 +166,8 @@ impl Seen {
                 self.sleep();
                 continue;
             }
-            let turn_us = self.turn_us.load(Ordering::Relaxed);
-            let since = Duration::from_micros(now().steady_us.saturating_sub(turn_us));
+            let turn_started_us = self.turn_started_us.load(Ordering::Relaxed);
+            let since = Duration::from_micros(now().steady_us.saturating_sub(turn_started_us));
             let left = patience.saturating_sub(since);
             let state = match self.sleeps.load(Ordering::Relaxed) {
                 _ if !left.is_zero() => State::InTime,
@@ -168,10 +176,10 @@ impl Seen {
                 false => State::Waits,
             };
             if state != State::InTime {
-                self.lend();
+                self.boost_priority();
             }
             let waits = state == State::Waits && since <= LONGEST_LOAN;
-            loan = waits.then(|| loan.unwrap_or_else(|| Loan::take(LENT, self.nice)));
+            loan = waits.then(|| loan.unwrap_or_else(|| PriorityBoost::take(LENT, self.nice)));
             std::thread::park_timeout(match left.is_zero() {
                 true if loan.is_some() => patience / LOOKS,
                 true => patience,
@@ -183,8 +191,8 @@ impl Seen {
     /// Whether the loop has not been busy lately, nor stands still since it was.
     fn is_quiet(&self) -> bool {
         let busy_us = self.busy_us.load(Ordering::SeqCst);
-        let turn_us = self.turn_us.load(Ordering::Relaxed);
-        turn_us.saturating_sub(busy_us) > QUIET_US || busy_us == 0
+        let turn_started_us = self.turn_started_us.load(Ordering::Relaxed);
+        turn_started_us.saturating_sub(busy_us) > QUIET_US || busy_us == 0
     }
 
     fn sleep(&self) {
@@ -195,18 +203,20 @@ impl Seen {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    fn lend(&self) {
+    fn boost_priority(&self) {
         // What it has is asked anew: it may have lost the CPU while it gave back.
         let has = getpriority_process(Some(self.watched));
-        // The flag comes after the priority: a turn that ends in between leaves it to the next one to give it back.
+        // The flag comes after the priority: a turn that ends in between leaves it to the next one
+        // to give it back.
         if has != Ok(LENT) && setpriority_process(Some(self.watched), LENT).is_ok() {
             self.times.fetch_add(1, Ordering::Relaxed);
             self.lent.store(true, Ordering::Release);
         }
     }
 
-    fn give_back(&self) {
-        // The flag goes first: who lowers its priority after a long turn loses the CPU on the spot, and is to be helped again.
+    fn restore_priority(&self) {
+        // The flag goes first: who lowers its priority after a long turn loses the CPU on the spot,
+        // and is to be helped again.
         if self.lent.swap(false, Ordering::AcqRel) {
             // Everybody may lower a priority.
             let _ = setpriority_process(Some(self.watched), self.nice);
@@ -225,12 +235,13 @@ enum State {
     Waits,
 }
 
-/// Raises the calling thread's priority, to a real-time one where that is allowed as well: with an ordinary one, however high, it waits
-/// until the thread that runs has had its slice. The watchdog works for microseconds at a time and spins for nobody.
+/// Raises the calling thread's priority, to a real-time one where that is allowed as well: with an
+/// ordinary one, however high, it waits until the thread that runs has had its slice. The watchdog
+/// works for microseconds at a time and spins for nobody.
 ///
 /// # Errors
 /// When the process may not raise priorities.
-fn hurry() -> io::Result<()> {
+fn raise_own_priority() -> io::Result<()> {
     setpriority_process(Some(rustix::thread::gettid()), LENT)?;
     let fifo = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
     let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, fifo);
@@ -318,7 +329,8 @@ mod tests {
         }
     }
 
-    /// It lost the CPU between giving the priority back and saying so, which is where a loop does that has had a long turn.
+    /// It lost the CPU between giving the priority back and saying so, which is where a loop does
+    /// that has had a long turn.
     #[test]
     fn a_loop_that_has_not_what_it_was_lent_is_helped_again() {
         if !may_raise() {
@@ -429,7 +441,8 @@ mod tests {
         wait_for("help", || times(&watchdog) > 0);
     }
 
-    /// As a follower's of a leader with little load, which sleeps after every entry: its next turn may take in many of them.
+    /// As a follower's of a leader with little load, which sleeps after every entry: its next turn
+    /// may take in many of them.
     #[test]
     fn a_loop_that_a_client_has_work_for_is_watched_however_often_it_sleeps() {
         if !may_raise() {

@@ -1,6 +1,7 @@
-//! What would block the event loop runs elsewhere: stalled store writes, reads that need the disk, checkpoints. In a
-//! process these are small pools of threads, one for what the log waits for and one for what only a client waits for; in a
-//! simulation a queue that the simulator empties when it likes.
+//! What would block the event loop runs elsewhere: stalled store writes, reads that need the disk,
+//! checkpoints. In a process these are small pools of threads, one for what the log waits for and
+//! one for what only a client waits for; in a simulation a queue that the simulator empties when it
+//! likes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,7 +29,8 @@ pub(crate) enum Workers<R: Send + 'static> {
 pub(crate) struct Threads<R: Send + 'static> {
     /// `None` once they are to end.
     jobs: Option<[Sender<Job<R>>; 2]>,
-    /// Of a job that panicked, with what: the loop goes on panicking with it. Were it to go on, nothing would be applied any more.
+    /// Of a job that panicked, with what: the loop goes on panicking with it. Were it to go on,
+    /// nothing would be applied any more.
     results: Receiver<std::thread::Result<R>>,
     threads: Vec<JoinHandle<()>>,
     running: usize,
@@ -56,7 +58,8 @@ impl<R: Send + 'static> Workers<R> {
                     .name(format!("{name}-{number}"))
                     .spawn(move || {
                         loop {
-                            // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
+                            // The lock is held only while waiting for a job, so a poisoned one
+                            // still guards a sound queue.
                             let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                             let Ok(job) = job else { return };
                             if ending.load(Ordering::Relaxed) {
@@ -109,8 +112,8 @@ impl<R: Send + 'static> Workers<R> {
         }
     }
 
-    /// Runs one waiting job, counted from the oldest, when the loop has next looked for results: as a thread does that
-    /// gets done while the loop is busy with something else.
+    /// Runs one waiting job, counted from the oldest, when the loop has next looked for results: as
+    /// a thread does that gets done while the loop is busy with something else.
     pub(crate) fn run_one_unseen(&mut self, which: usize) {
         if let Workers::Manual { jobs, unseen, .. } = self
             && unseen.is_none()
@@ -124,7 +127,8 @@ impl<R: Send + 'static> Workers<R> {
         self.queue(0, job);
     }
 
-    /// Queues a job that may take long, and for which only a client waits: no other kind stands behind it.
+    /// Queues a job that may take long, and for which only a client waits: no other kind stands
+    /// behind it.
     pub(crate) fn run_read(&mut self, job: impl FnOnce() -> R + Send + 'static) {
         self.queue(1, job);
     }
@@ -181,8 +185,8 @@ impl<R: Send + 'static> Workers<R> {
 }
 
 impl<R: Send + 'static> Drop for Threads<R> {
-    /// Waits for the jobs that have begun. The others are as good as lost in a crash: what they would have done is in the log, or done at the next start,
-    /// or nobody hears of it.
+    /// Waits for the jobs that have begun. The others are as good as lost in a crash: what they
+    /// would have done is in the log, or done at the next start, or nobody hears of it.
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         self.jobs = None;

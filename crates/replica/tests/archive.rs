@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cyclone_replica::archive::Shelf;
+use cyclone_replica::archive::ArchiveDir;
 use cyclone_replica::{
     ArchiveConfig, ArchiveStatus, Config, Node, Outcome, Reactor, StartError, now,
 };
@@ -119,7 +119,8 @@ fn names(directory: &Path) -> Vec<PathBuf> {
     names
 }
 
-/// A node is started whose archive's disk is gone. It serves, says so, and goes on with the archive where that ends once it is back.
+/// A node is started whose archive's disk is gone. It serves, says so, and goes on with the archive
+/// where that ends once it is back.
 #[test]
 fn a_node_starts_without_its_archives_disk() {
     let directory = tempfile::tempdir().expect("directory");
@@ -146,8 +147,8 @@ fn a_node_starts_without_its_archives_disk() {
     assert!(told.sealed >= sealed + 11 && told.gaps == 0, "{told:?}");
     node.end();
 
-    let shelf = Shelf::open(&[place], config.cluster_id).expect("shelf");
-    let mut reader = shelf.read(0, 0, 0);
+    let archive_dir = ArchiveDir::open(&[place], config.cluster_id).expect("shelf");
+    let mut reader = archive_dir.read(0, 0, 0);
     let mut last = 0;
     while let Some(entry) = reader.next_entry().expect("no gap") {
         last = entry.index;
@@ -155,8 +156,9 @@ fn a_node_starts_without_its_archives_disk() {
     assert!(last >= told.sealed, "{last}");
 }
 
-/// An archive of another history is refused at the start; and when it turns up later, the node goes on, says so, and leaves it alone,
-/// although its own log has long come past where that archive ends.
+/// An archive of another history is refused at the start; and when it turns up later, the node goes
+/// on, says so, and leaves it alone, although its own log has long come past where that archive
+/// ends.
 #[test]
 fn an_archive_of_another_history_is_never_written() {
     let directory = tempfile::tempdir().expect("directory");

@@ -1,4 +1,5 @@
-//! Replicas whose logs have loops of their own, as threads: three in this process, and one whose loops its host runs.
+//! Replicas whose logs have loops of their own, as threads: three in this process, and one whose
+//! loops its host runs.
 
 mod common;
 
@@ -15,7 +16,8 @@ use cyclone_wire::slot::slot;
 const LOGS: u16 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The first of so many ports in a row that nobody uses, below the ephemeral ones. The tests run side by side.
+/// The first of so many ports in a row that nobody uses, below the ephemeral ones. The tests run
+/// side by side.
 fn free_ports(test: u16, count: u16) -> u16 {
     let first = 20_000 + (std::process::id() % 200) as u16 * 60 + test * 20;
     let free = |port: u16| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
@@ -86,7 +88,8 @@ fn single_writes_and_gangs_from_many_threads_all_count_once() {
                     let answers = Answers::new();
                     let mut known = Vec::new();
                     for round in 0..rounds {
-                        // All counters one by one, all at once, and all in one batch over every log.
+                        // All counters one by one, all at once, and all in one batch over every
+                        // log.
                         for (token, (_, key)) in (0..).zip(keys) {
                             leader.submit_to(&answers, token, &add(key, 1));
                         }

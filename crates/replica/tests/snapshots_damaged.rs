@@ -1,5 +1,5 @@
-//! A table of the leader's store has rotted, and a follower needs a checkpoint: it fetches what is of no use, lives on, and takes what is
-//! whole when there is such a thing.
+//! A table of the leader's store has rotted, and a follower needs a checkpoint: it fetches what is
+//! of no use, lives on, and takes what is whole when there is such a thing.
 #![cfg(feature = "rocksdb")]
 
 mod common;
@@ -99,7 +99,8 @@ fn is_alive(replica: &Embedded) -> bool {
     )
 }
 
-/// A follower that needs a checkpoint, and the leader's longest table with `damage` done to it. `heal` undoes it.
+/// A follower that needs a checkpoint, and the leader's longest table with `damage` done to it.
+/// `heal` undoes it.
 fn lives_on(test: u16, damage: fn(&fs::File), heal: Option<fn(&fs::File)>) {
     let directory = tempfile::tempdir().expect("temporary directory");
     let (directory, port) = (directory.path(), free_ports(test));

@@ -1,4 +1,5 @@
-//! Turns that are left out, over a driver that is looked at, and ticks that are: the node does what it would have done.
+//! Turns that are left out, over a driver that is looked at, and ticks that are: the node does what
+//! it would have done.
 
 mod common;
 
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use cyclone_packet::{Datagram, Driver, DriverStats};
 use cyclone_pmem::{Payload, Pool, Region};
 use cyclone_replica::{
-    Config, JobRunner, Lane, Node, Now, Platform, Reactor, StartError, Turns, open_store,
+    BusyPoller, Config, JobRunner, LogLoop, Node, Now, Platform, Reactor, StartError, open_store,
 };
 use cyclone_store::StateMachine;
 use cyclone_wire::command::{Condition, Expiry, Operation};
@@ -49,7 +50,7 @@ impl Driver for Looked {
         Ok(received)
     }
 
-    fn finds_nothing(&mut self) -> bool {
+    fn rx_is_empty(&mut self) -> bool {
         self.wire.lock().unwrap().waiting.is_empty()
     }
 
@@ -129,7 +130,7 @@ impl Platform for Desk {
 /// A node, and turns of a microsecond each.
 struct Bench {
     node: Node,
-    turns: Turns,
+    turns: BusyPoller,
     now_us: u64,
     wire: Arc<Mutex<Wire>>,
 }
@@ -152,7 +153,7 @@ impl Bench {
         };
         Bench {
             node: Node::start_on(config, &mut desk).unwrap(),
-            turns: Turns::default(),
+            turns: BusyPoller::default(),
             now_us: 1_000_000,
             wire,
         }
@@ -215,7 +216,7 @@ fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
         delta: 1,
     };
     bench.node.write(1, &operation);
-    bench.turns = Turns::default();
+    bench.turns = BusyPoller::default();
     let since_us = bench.now_us;
     while bench.node.take_completions().count() == 0 {
         assert!(bench.now_us < since_us + 1000, "not answered");
@@ -228,10 +229,10 @@ fn a_replica_whose_logs_have_loops_skips_ticks_until_one_of_them_has_work() {
     const TICK_US: u64 = 5_000;
     let directory = tempfile::tempdir().unwrap();
     let mut bench = Bench::start(directory.path(), 1);
-    let mut lanes = bench.node.take_lanes();
+    let mut lanes = bench.node.take_log_loops();
     let lane = &mut lanes[0];
     // Each loop's turn, and how long the replica's may sleep then.
-    let turn = |bench: &mut Bench, lane: &mut Lane| {
+    let turn = |bench: &mut Bench, lane: &mut LogLoop| {
         bench.now_us += 10;
         let now = bench.now();
         bench.node.step(now).unwrap();
@@ -244,7 +245,7 @@ fn a_replica_whose_logs_have_loops_skips_ticks_until_one_of_them_has_work() {
         assert!(bench.now_us < 3_000_000, "no leader");
         turn(&mut bench, lane);
     }
-    let longest = |bench: &mut Bench, lane: &mut Lane, turns: u64| {
+    let longest = |bench: &mut Bench, lane: &mut LogLoop, turns: u64| {
         let sleeps = (0..turns).map(|_| turn(bench, lane));
         sleeps.max().unwrap_or(0)
     };
@@ -271,7 +272,8 @@ fn a_replica_whose_logs_have_loops_skips_ticks_until_one_of_them_has_work() {
     );
 }
 
-/// Sweeps follow one another as long as they leave something behind: upkeep alone would be called fifty times a second.
+/// Sweeps follow one another as long as they leave something behind: upkeep alone would be called
+/// fifty times a second.
 #[test]
 fn many_keys_that_expire_at_once_are_removed_soon() {
     const KEYS: u32 = 100_000;

@@ -1,9 +1,9 @@
-//! A hash table kept alike on three members by the library `group`, over shared memory: what a program writes to
-//! replicate a structure of its own. It loses a client in the middle of a transaction, then a member, and checks itself
-//! after each.
+//! A hash table kept alike on three members by the library `group`, over shared memory: what a
+//! program writes to replicate a structure of its own. It loses a client in the middle of a
+//! transaction, then a member, and checks itself after each.
 //!
-//! ```text
-//!   cargo run --release -p cyclone-replication --example table
+//! ```console
+//! $ cargo run --release --locked -p cyclone-replication --example table
 //! ```
 //!
 //! ```text
@@ -191,7 +191,8 @@ impl Members {
         Ok(())
     }
 
-    /// Lets a client in at all members, under a token of its own, and opens its group for so many operations.
+    /// Lets a client in at all members, under a token of its own, and opens its group for so many
+    /// operations.
     fn open(&mut self, client: u32, operations_left: u64) -> Result<Io<Mortal>, Box<dyn Error>> {
         self.connections += 1;
         let token = Token(0xace0_0000 + u64::from(self.connections));
@@ -288,8 +289,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     lose_a_member(&mut members, table, &mut model)
 }
 
-/// A second client exchanges two values and dies behind its first operation, its second, and so on, while the first
-/// client lives.
+/// A second client exchanges two values and dies behind its first operation, its second, and so on,
+/// while the first client lives.
 fn die_at_every_step(
     members: &mut Members,
     table: &mut Table,
@@ -302,7 +303,8 @@ fn die_at_every_step(
         let acknowledged = {
             let mut swap = pin!(victim.swap(3, 1007));
             let mut context = Context::from_waker(Waker::noop());
-            // Over shared memory an operation is done when it is posted: who still waits, waits for ever.
+            // Over shared memory an operation is done when it is posted: who still waits, waits for
+            // ever.
             let outcome = swap.as_mut().poll(&mut context);
             matches!(outcome, Poll::Ready(Ok(true)))
         };

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use crate::frame::{Block, Origin};
 use crate::protocol::SenderId;
 
-/// How far the records that a sender has under way may lie apart in its stream. Sets of blocks that a stream has left
-/// this far behind will never be complete. Senders keep their windows below.
+/// How far the records that a sender has under way may lie apart in its stream. Sets of blocks that
+/// a stream has left this far behind will never be complete. Senders keep their windows below.
 pub const WINDOW: u64 = 4096;
 
-/// The most streams whose unfinished sets are kept: a bound for memory. Streams are dropped oldest first.
+/// The most streams whose unfinished sets are kept: a bound for memory. Streams are dropped oldest
+/// first.
 pub const MAX_STREAMS: usize = 1 << 16;
 
 type StreamId = (SenderId, u32, u32);
@@ -88,7 +89,8 @@ impl Assembler {
         Some(set.blocks.into_iter().flatten().flatten().collect())
     }
 
-    /// Records of which blocks are missing, given up or not. After a crash none of them was acknowledged.
+    /// Records of which blocks are missing, given up or not. After a crash none of them was
+    /// acknowledged.
     pub fn incomplete(&self) -> u64 {
         let open: usize = self.streams.values().map(|stream| stream.sets.len()).sum();
         self.abandoned + open as u64

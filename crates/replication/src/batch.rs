@@ -1,5 +1,5 @@
-//! Gathering of records until they fill a media line or have waited long enough: what makes `batch` of `rwrite`
-//! (rowan §6.1).
+//! Gathering of records until they fill a media line or have waited long enough: what makes `batch`
+//! of `rwrite` (rowan §6.1).
 
 use crate::links::Link;
 

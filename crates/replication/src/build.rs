@@ -44,7 +44,8 @@ pub struct SenderConfig {
     pub shared: Arc<SharedLogs>,
     /// Where the next buffer is (`tailwind`).
     pub placement: Placement,
-    /// Whether slow writes are made again, because receivers find used segments by their first words (`rowan`).
+    /// Whether slow writes are made again, because receivers find used segments by their first
+    /// words (`rowan`).
     pub first_words: bool,
 }
 
@@ -74,7 +75,8 @@ pub struct BackupConfig {
     pub token: Token,
     /// Bytes per segment; see [`FormatOptions`](crate::FormatOptions).
     pub segment_bytes: u64,
-    /// A random number, for a memory that is laid out anew; see [`FormatOptions`](crate::FormatOptions).
+    /// A random number, for a memory that is laid out anew; see
+    /// [`FormatOptions`](crate::FormatOptions).
     pub secret: u64,
     /// The most connections served at once.
     pub max_sessions: usize,
@@ -82,7 +84,8 @@ pub struct BackupConfig {
     pub max_posted: u32,
     /// The most segments posted by one call (`rowan`).
     pub batch: u32,
-    /// Whether used segments are found by their first words, where the provider cannot tell (`rowan`).
+    /// Whether used segments are found by their first words, where the provider cannot tell
+    /// (`rowan`).
     pub first_words: bool,
     /// Where closed buffers go; `None` keeps them in memory only (`tailwind`).
     pub archive: Option<ArchiveConfig>,
@@ -143,11 +146,12 @@ pub fn sender(
     })
 }
 
-/// A backup of a protocol, on the endpoint's whole memory: laid out if it is new, taken over if it holds a log.
+/// A backup of a protocol, on the endpoint's whole memory: laid out if it is new, taken over if it
+/// holds a log.
 ///
 /// # Errors
-/// [`FabricError::Unsupported`] when the endpoint's provider cannot carry it, [`ReplicationError::Damaged`] when the
-/// memory holds something else.
+/// [`FabricError::Unsupported`] when the endpoint's provider cannot carry it,
+/// [`ReplicationError::Damaged`] when the memory holds something else.
 pub fn backup(
     protocol: Protocol,
     endpoint: Box<dyn Endpoint>,

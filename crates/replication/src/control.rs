@@ -1,5 +1,5 @@
-//! Messages between senders and backups, carried by the fabric's `Send`. Pure; nothing of a message is believed before
-//! its bounds are checked. Drawn in docs/formats.md.
+//! Messages between senders and backups, carried by the fabric's `Send`. Pure; nothing of a message
+//! is believed before its bounds are checked. Drawn in docs/formats.md.
 
 use cyclone_fabric::key::KEY_BYTES;
 use cyclone_fabric::{MemoryKey, Token};
@@ -69,11 +69,12 @@ pub enum ToSender {
         /// The stream for the names of its records.
         stream: u32,
     },
-    /// A segment to write. In Rowan a queue to append to from now on; the one before is answered with
+    /// A segment to write. In Rowan a queue to append to from now on; the one before is answered
+    /// with
     /// [`ToBackup::Done`] when nothing is under way there any more.
     Segment(Grant),
-    /// Whether the sender still has this segment? Who does not answers [`ToBackup::Done`] (`share` only: a connection
-    /// of the server's ended, and may have carried a grant or a `Done`).
+    /// Whether the sender still has this segment? Who does not answers [`ToBackup::Done`] (`share`
+    /// only: a connection of the server's ended, and may have carried a grant or a `Done`).
     Held {
         /// Its number.
         segment: u32,

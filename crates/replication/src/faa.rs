@@ -1,7 +1,9 @@
-//! Addresses from a fetch-add on the backup's tail, then a write (rowan §3.2.1): two round trips per record.
+//! Addresses from a fetch-add on the backup's tail, then a write (rowan §3.2.1): two round trips
+//! per record.
 //!
-//! All senders of a backup write one current segment. Whoever finds it full says so; the backup then gives everybody
-//! the next one. Every sender gives the old one back once it has nothing under way there.
+//! All senders of a backup write one current segment. Whoever finds it full says so; the backup
+//! then gives everybody the next one. Every sender gives the old one back once it has nothing under
+//! way there.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,8 +16,8 @@ use crate::links::{Link, Log};
 use crate::memory::{Content, Owner, SegmentState};
 use crate::protocol::{BackupId, ReplicationError};
 use crate::rwrite::{count_blocks, cut_for};
-use crate::sessions::{Identity, Keeper, Sessions};
-use crate::stuck::Stuck;
+use crate::sessions::{BackupProtocol, Identity, Sessions};
+use crate::stuck::PendingRevocations;
 
 /// Set in a tail that gives no more addresses; larger than any offset.
 const CLOSED: u64 = 1 << 63;
@@ -142,7 +144,8 @@ impl Log for FaaLog {
                 &mut bytes,
             );
             link.write(&grant, before, bytes, (block.item, block.item));
-            // Each block's write holds the item; the log's own hold goes with the last block that is placed.
+            // Each block's write holds the item; the log's own hold goes with the last block that
+            // is placed.
             let of_item = |other: &Waiting| other.item == block.item;
             let more = || {
                 self.waiting.iter().any(of_item)
@@ -183,7 +186,7 @@ pub(crate) struct FaaKeeper {
     current: Option<u32>,
     /// Who may still write which segment.
     holders: HashMap<(ConnectionId, u32), Keys>,
-    stuck: Stuck<(ConnectionId, u32)>,
+    stuck: PendingRevocations<(ConnectionId, u32)>,
     /// Who has asked for a segment while there was none.
     waiting: Vec<ConnectionId>,
 }
@@ -302,7 +305,7 @@ impl FaaKeeper {
     }
 }
 
-impl Keeper for FaaKeeper {
+impl BackupProtocol for FaaKeeper {
     fn want(&mut self, sessions: &mut Sessions, connection: ConnectionId, _: u8, after: u64) {
         let full = self.current.filter(|&segment| {
             after != 0

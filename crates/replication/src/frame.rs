@@ -1,4 +1,5 @@
-//! How records stand in segments: blocks at multiples of 64, each with a header and a checksum. Pure.
+//! How records stand in segments: blocks at multiples of 64, each with a header and a checksum.
+//! Pure.
 //!
 //! ```text
 //!   0       2     4     8     12       14       16       20     24     32
@@ -6,13 +7,16 @@
 //!     u16     u16   u32   u32   u16      u16      u32      u32    u64
 //! ```
 //!
-//! **What tells a block from other bytes.** The checksum runs over a seed, the header, and the payload. The seed belongs
-//! to one allocation of one segment ([`BackupMemory::seed`](crate::memory::BackupMemory::seed)); so bytes of the
-//! segment's earlier life fail it, and so do payloads that imitate a block, because their authors do not know it. The
-//! term is in the header, under the checksum; who scans a log of one writer also compares it with the segment's.
+//! **What tells a block from other bytes.** The checksum runs over a seed, the header, and the
+//! payload. The seed belongs to one allocation of one segment
+//! ([`BackupMemory::seed`](crate::memory::BackupMemory::seed)); so bytes of the segment's earlier
+//! life fail it, and so do payloads that imitate a block, because their authors do not know it. The
+//! term is in the header, under the checksum; who scans a log of one writer also compares it with
+//! the segment's.
 //!
-//! A record larger than a block is cut into `cnt` blocks, numbered from 0, which need not lie together (rowan §4.2.2).
-//! `name` is one number per record: the stream that its sender was given when it opened its log, and a counter.
+//! A record larger than a block is cut into `cnt` blocks, numbered from 0, which need not lie
+//! together (rowan §4.2.2). `name` is one number per record: the stream that its sender was given
+//! when it opened its log, and a counter.
 
 use std::ops::Range;
 
@@ -31,7 +35,8 @@ pub const HEADER_BYTES: usize = 32;
 /// The largest block, header and padding included: bounds what a scan reads for a length that lies.
 pub const MAX_BLOCK_BYTES: usize = 1 << 20;
 
-/// The most blocks of a record: bounds what an [`Assembler`](crate::assemble::Assembler) holds for a count that lies.
+/// The most blocks of a record: bounds what an [`Assembler`](crate::assemble::Assembler) holds for
+/// a count that lies.
 pub const MAX_BLOCKS: u16 = 1024;
 
 const MAGIC: u16 = 0x4243;
@@ -72,7 +77,8 @@ impl RecordName {
 /// Whose record it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// Who sent it. Worker numbers beyond `u16::MAX` do not fit a header; senders of that kind are refused.
+    /// Who sent it. Worker numbers beyond `u16::MAX` do not fit a header; senders of that kind are
+    /// refused.
     pub sender: SenderId,
     /// In which term.
     pub term: u32,
@@ -167,7 +173,8 @@ pub fn encode_block(
     into.resize(start + block_bytes(payload.len()), 0);
 }
 
-/// Gives a block that was written with another seed this one; `block` is what [`encode_block`] wrote.
+/// Gives a block that was written with another seed this one; `block` is what [`encode_block`]
+/// wrote.
 pub fn reseed_block(seed: u64, block: &mut [u8]) {
     let Some(len) = word(block, 8).map(u32::from_le_bytes) else {
         return;
@@ -228,8 +235,8 @@ pub enum Shape {
     WithHoles,
 }
 
-/// Finds a segment's blocks in order of address. Whatever is none ends a contiguous log and is skipped in one with
-/// holes; a block that was found is never looked into.
+/// Finds a segment's blocks in order of address. Whatever is none ends a contiguous log and is
+/// skipped in one with holes; a block that was found is never looked into.
 pub fn scan_blocks(shape: Shape, seed: u64, segment: &[u8], mut found: impl FnMut(&Block, &[u8])) {
     let mut at = 0;
     while at < segment.len() {

@@ -52,8 +52,8 @@ fn a_block_comes_back_and_a_hole_ends_a_contiguous_log_only() {
     assert_eq!(scan(Shape::Contiguous, 1, &bytes), all[..2]);
 }
 
-/// A segment is used again for records of the same bytes in the same places: under every later epoch's seed none of the
-/// old ones may count.
+/// A segment is used again for records of the same bytes in the same places: under every later
+/// epoch's seed none of the old ones may count.
 #[test]
 fn a_recycled_segments_blocks_fail_under_every_later_epoch() {
     let secret = 0x1234_5678_9abc_def0;
@@ -64,8 +64,8 @@ fn a_recycled_segments_blocks_fail_under_every_later_epoch() {
     }
 }
 
-/// A record's payload is a row of perfect blocks under a guessed seed. Its own first line is lost in a crash, so that
-/// the scanner looks into the payload.
+/// A record's payload is a row of perfect blocks under a guessed seed. Its own first line is lost
+/// in a crash, so that the scanner looks into the payload.
 #[test]
 fn a_payload_that_imitates_blocks_is_not_taken_for_one() {
     let imitation: Vec<u8> = (0..8).flat_map(|n| block(77, n, b"forged")).collect();
@@ -99,7 +99,8 @@ proptest! {
         let _ = decode_block(seed, &bytes, usize::MAX);
     }
 
-    /// Headers with a right magic and wild lengths and counts: nothing is read beyond the end, nothing is delivered.
+    /// Headers with a right magic and wild lengths and counts: nothing is read beyond the end,
+    /// nothing is delivered.
     #[test]
     fn headers_that_lie_deliver_nothing(
         headers in vec((any::<u16>(), any::<u32>(), any::<u32>(), any::<u16>()), 1..32),
@@ -119,8 +120,8 @@ proptest! {
         prop_assert_eq!(scan(Shape::WithHoles, 0, &bytes), []);
     }
 
-    /// Lines of a written segment are lost, zeroed or overwritten: what is found is a subset of what was written, and
-    /// every record of which no line was touched is in it.
+    /// Lines of a written segment are lost, zeroed or overwritten: what is found is a subset of
+    /// what was written, and every record of which no line was touched is in it.
     #[test]
     fn mutated_lines_lose_only_the_records_they_hit(
         lens in vec(0usize..300, 1..20),
@@ -151,7 +152,8 @@ proptest! {
         }
     }
 
-    /// Blocks of cut records, in any order, some lost, some twice: exactly the complete records come out, once each.
+    /// Blocks of cut records, in any order, some lost, some twice: exactly the complete records
+    /// come out, once each.
     #[test]
     fn cut_records_come_whole_or_not_at_all(
         records in vec(vec(any::<u8>(), 0..700), 1..8),

@@ -1,5 +1,5 @@
-//! The backup's side of `rwrite`, `batch` and `share`: hands out segments that one sender, or one server's senders,
-//! write alone.
+//! The backup's side of `rwrite`, `batch` and `share`: hands out segments that one sender, or one
+//! server's senders, write alone.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,8 +7,8 @@ use cyclone_fabric::{Access, ConnectionId, FabricError, MemoryKey};
 
 use crate::control::{MAX_WANTED, ToSender};
 use crate::memory::{Content, Owner};
-use crate::sessions::{Identity, Keeper, Sessions};
-use crate::stuck::Stuck;
+use crate::sessions::{BackupProtocol, Identity, Sessions};
+use crate::stuck::PendingRevocations;
 
 /// Who a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ struct Holding {
 pub(crate) struct GrantKeeper {
     purpose: For,
     holdings: BTreeMap<u32, Holding>,
-    stuck: Stuck<u32>,
+    stuck: PendingRevocations<u32>,
     waiting: VecDeque<(ConnectionId, u8)>,
 }
 
@@ -38,7 +38,7 @@ impl GrantKeeper {
         GrantKeeper {
             purpose,
             holdings: BTreeMap::new(),
-            stuck: Stuck::default(),
+            stuck: PendingRevocations::default(),
             waiting: VecDeque::new(),
         }
     }
@@ -110,8 +110,8 @@ impl GrantKeeper {
     }
 }
 
-/// What a connection's end leaves to do for a server's other senders: it may have carried a grant that did not arrive,
-/// or the news that a segment is done.
+/// What a connection's end leaves to do for a server's other senders: it may have carried a grant
+/// that did not arrive, or the news that a segment is done.
 fn ask_sibling(sessions: &mut Sessions, sibling: ConnectionId, segments: &[u32]) {
     for &segment in segments {
         let epoch = sessions
@@ -122,7 +122,7 @@ fn ask_sibling(sessions: &mut Sessions, sibling: ConnectionId, segments: &[u32])
     }
 }
 
-impl Keeper for GrantKeeper {
+impl BackupProtocol for GrantKeeper {
     fn want(&mut self, sessions: &mut Sessions, connection: ConnectionId, count: u8, _: u64) {
         let mut waiting = self.waiting.iter_mut();
         match waiting.find(|(who, _)| *who == connection) {

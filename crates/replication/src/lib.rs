@@ -1,4 +1,5 @@
-//! Replicating a log of records to backups' memory, one-sidedly and by the baselines that is measured against.
+//! Replicating a log of records to backups' memory, one-sidedly and by the baselines that is
+//! measured against.
 //!
 //! ```text
 //!   Protocol, Sender, Backup   the one face of all protocols                      protocol.rs

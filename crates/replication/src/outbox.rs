@@ -1,4 +1,5 @@
-//! Messages that wait for the fabric: in order per connection, and none in the way of another connection's.
+//! Messages that wait for the fabric: in order per connection, and none in the way of another
+//! connection's.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,7 +16,8 @@ const MAX_WAITING: usize = 64;
 pub(crate) struct Outbox(BTreeMap<ConnectionId, VecDeque<Vec<u8>>>);
 
 impl Outbox {
-    /// Queues a message. `false` when too many wait: who asks and does not listen is to be given up.
+    /// Queues a message. `false` when too many wait: who asks and does not listen is to be given
+    /// up.
     #[must_use]
     pub fn push(&mut self, connection: ConnectionId, bytes: Vec<u8>) -> bool {
         let waiting = self.0.entry(connection).or_default();

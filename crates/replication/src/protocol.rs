@@ -99,11 +99,12 @@ pub trait Sender: Send {
     /// Which protocol this is.
     fn protocol(&self) -> Protocol;
 
-    /// Opens this sender's log at a backup (again, if it was lost); [`Outcome::Opened`] tells when records may flow.
+    /// Opens this sender's log at a backup (again, if it was lost); [`Outcome::Opened`] tells when
+    /// records may flow.
     fn open(&mut self, backup: BackupId, address: &Address) -> Result<(), ReplicationError>;
 
-    /// Replicates a record to all the backups named. [`Outcome::Durable`] comes when it is durable on every one of
-    /// them. `Err(Busy)` is back-pressure: poll, then try again; nothing was done.
+    /// Replicates a record to all the backups named. [`Outcome::Durable`] comes when it is durable
+    /// on every one of them. `Err(Busy)` is back-pressure: poll, then try again; nothing was done.
     fn append(
         &mut self,
         backups: &[BackupId],
@@ -111,11 +112,12 @@ pub trait Sender: Send {
         context: u64,
     ) -> Result<(), ReplicationError>;
 
-    /// Hands the fabric what [`Sender::append`] has gathered; [`Sender::poll`] does so too. For when nothing more is to be appended now.
+    /// Hands the fabric what [`Sender::append`] has gathered; [`Sender::poll`] does so too. For
+    /// when nothing more is to be appended now.
     fn post(&mut self) {}
 
-    /// Makes progress and takes outcomes. Never waits. `now_us` never goes back. Who has nothing to append polls too, at
-    /// least every 100 ms: a backup gives up a sender that does not answer it.
+    /// Makes progress and takes outcomes. Never waits. `now_us` never goes back. Who has nothing to
+    /// append polls too, at least every 100 ms: a backup gives up a sender that does not answer it.
     fn poll(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>);
 
     /// Sleeps until `poll` may have something to do, at most `timeout`.
@@ -135,7 +137,8 @@ pub enum Outcome {
         /// The caller's context.
         context: u64,
     },
-    /// A record may be on some of its backups, or on none: the caller decides, usually with a new configuration.
+    /// A record may be on some of its backups, or on none: the caller decides, usually with a new
+    /// configuration.
     Failed {
         /// The caller's context.
         context: u64,
@@ -153,8 +156,8 @@ pub enum Outcome {
     },
 }
 
-/// The keeping side: one per server, with an endpoint of its own. Its thread does what a protocol's control thread
-/// does (rowan §4.3); for one-sided protocols nothing of it is in any record's way.
+/// The keeping side: one per server, with an endpoint of its own. Its thread does what a protocol's
+/// control thread does (rowan §4.3); for one-sided protocols nothing of it is in any record's way.
 pub trait Backup: Send {
     /// Which protocol this is.
     fn protocol(&self) -> Protocol;
@@ -162,8 +165,8 @@ pub trait Backup: Send {
     /// Where senders reach it.
     fn address(&self) -> Address;
 
-    /// Answers control messages, posts segments, finds used ones (and, for `rpc`, appends). Answers whether there was
-    /// anything to do. Never waits.
+    /// Answers control messages, posts segments, finds used ones (and, for `rpc`, appends). Answers
+    /// whether there was anything to do. Never waits.
     fn step(&mut self, now_us: u64) -> bool;
 
     /// Sleeps until `step` may have something to do, at most `timeout`.
@@ -176,8 +179,8 @@ pub trait Backup: Send {
     /// Gives a digested segment back for reuse.
     fn release(&mut self, segment: u32) -> Result<(), ReplicationError>;
 
-    /// Ends every access of a server and of all terms below `term`: once this returns, nothing that server still sends
-    /// takes effect here (rowan §4.5).
+    /// Ends every access of a server and of all terms below `term`: once this returns, nothing that
+    /// server still sends takes effect here (rowan §4.5).
     fn fence_off(&mut self, server: u32, term: u32) -> Result<(), ReplicationError>;
 
     /// The memory that holds the log, for scanning.
@@ -186,8 +189,9 @@ pub trait Backup: Send {
     /// The segment table, which the server's own logs have their segments from too.
     fn table(&self) -> &BackupMemory;
 
-    /// The same, to allocate and to move segments that [`Owner::is_remote`](crate::Owner::is_remote) says are the
-    /// server's own, and to commit used segments of remote owners that were taken. Everything else is the protocol's.
+    /// The same, to allocate and to move segments that
+    /// [`Owner::is_remote`](crate::Owner::is_remote) says are the server's own, and to commit used
+    /// segments of remote owners that were taken. Everything else is the protocol's.
     fn table_mut(&mut self) -> &mut BackupMemory;
 
     /// What it has done so far.

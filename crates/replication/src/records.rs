@@ -1,6 +1,8 @@
-//! Records under way, and how many parts of each are missing: one per backup, or one per block and backup. Pure.
+//! Records under way, and how many parts of each are missing: one per backup, or one per block and
+//! backup. Pure.
 
-/// Numbers of records are used again, once the last part of a record has been counted: each part is counted once.
+/// Numbers of records are used again, once the last part of a record has been counted: each part is
+/// counted once.
 #[derive(Default)]
 pub(crate) struct Records {
     all: Vec<Record>,
@@ -46,7 +48,8 @@ impl Records {
         (last && !failed).then_some(context)
     }
 
-    /// A part never will be durable. Answers the context the first time that this happens to a record.
+    /// A part never will be durable. Answers the context the first time that this happens to a
+    /// record.
     pub fn failed(&mut self, number: u32) -> Option<u64> {
         let record = &mut self.all[number as usize];
         let first = !std::mem::replace(&mut record.failed, true);

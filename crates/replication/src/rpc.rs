@@ -1,6 +1,7 @@
-//! Records as messages: the backup's own thread appends them and answers. The baseline whose backup has work to do
-//! (rowan §6.1). Whether that thread polls or sleeps between records is up to whoever runs it:
-//! [`Backup::step`](crate::Backup::step) in a loop, or [`Backup::wait`](crate::Backup::wait) between the steps.
+//! Records as messages: the backup's own thread appends them and answers. The baseline whose backup
+//! has work to do (rowan §6.1). Whether that thread polls or sleeps between records is up to
+//! whoever runs it: [`Backup::step`](crate::Backup::step) in a loop, or
+//! [`Backup::wait`](crate::Backup::wait) between the steps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,7 +15,7 @@ use crate::links::{Link, Log};
 use crate::memory::{Content, Owner};
 use crate::protocol::{BackupId, ReplicationError};
 use crate::rwrite::cut_for;
-use crate::sessions::{Identity, Keeper, Sessions};
+use crate::sessions::{BackupProtocol, Identity, Sessions};
 
 /// The most records that wait for a free segment before a sender is sent away.
 const MAX_WAITING: usize = 1 << 16;
@@ -60,7 +61,8 @@ impl Log for RpcLog {
     }
 }
 
-/// Why a record cannot be stored, for people: one of more than `MAX_BLOCKS` blocks would not be found again.
+/// Why a record cannot be stored, for people: one of more than `MAX_BLOCKS` blocks would not be
+/// found again.
 fn too_large(segment_bytes: u64, len: usize) -> Option<String> {
     let max = cut_for(segment_bytes)?.max_record();
     let why = || {
@@ -111,7 +113,8 @@ impl RpcKeeper {
         if self.at + len > sessions.memory.segment_bytes()
             && let Some(full) = self.current.take()
         {
-            // Its bytes are flushed, not fenced: they must be durable before anybody may digest and free it.
+            // Its bytes are flushed, not fenced: they must be durable before anybody may digest and
+            // free it.
             sessions.memory.area().fence();
             sessions.segment_used(full);
         }
@@ -126,8 +129,8 @@ impl RpcKeeper {
         self.current
     }
 
-    /// Stores a record's blocks and starts their way to durability; `false` when the memory is full, after some blocks
-    /// or none.
+    /// Stores a record's blocks and starts their way to durability; `false` when the memory is
+    /// full, after some blocks or none.
     fn store(
         &mut self,
         sessions: &mut Sessions,
@@ -193,7 +196,7 @@ impl RpcKeeper {
     }
 }
 
-impl Keeper for RpcKeeper {
+impl BackupProtocol for RpcKeeper {
     fn append(
         &mut self,
         sessions: &mut Sessions,

@@ -1,8 +1,9 @@
-//! One exclusive remote log per worker and backup, written one-sidedly (rowan §2.4, §6.1); with a threshold, the
-//! `batch` protocol's as well (batch.rs).
+//! One exclusive remote log per worker and backup, written one-sidedly (rowan §2.4, §6.1); with a
+//! threshold, the `batch` protocol's as well (batch.rs).
 //!
-//! Segments are asked for by message ahead of need. A record that does not fit a segment goes to the next one, a
-//! record larger than a segment into several. Records count in order: a scan stops at the first gap.
+//! Segments are asked for by message ahead of need. A record that does not fit a segment goes to
+//! the next one, a record larger than a segment into several. Records count in order: a scan stops
+//! at the first gap.
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,8 @@
-//! Finds the records in a backup's memory: after a crash in all of it, for digestion in one used segment.
+//! Finds the records in a backup's memory: after a crash in all of it, for digestion in one used
+//! segment.
 //!
-//! Never delivers a part of a record, nor one that was not sent; a record that was retried may come twice.
+//! Never delivers a part of a record, nor one that was not sent; a record that was retried may come
+//! twice.
 
 use crate::assemble::Assembler;
 use crate::frame::{Block, RecordName, Shape, scan_blocks};
@@ -70,7 +72,8 @@ impl ScannedRecord {
     }
 }
 
-/// How a protocol's blocks stand in its segments; `None` where its records are no blocks of `frame`.
+/// How a protocol's blocks stand in its segments; `None` where its records are no blocks of
+/// `frame`.
 fn shape(protocol: Protocol) -> Option<Shape> {
     match protocol {
         Protocol::Rpc | Protocol::Rwrite | Protocol::Batch => Some(Shape::Contiguous),
@@ -90,8 +93,8 @@ fn belongs(entry: &Entry, block: &Block) -> bool {
     }
 }
 
-/// Finds the records of every segment that is not free, in order of allocation. Answers how many records were begun
-/// and are not whole.
+/// Finds the records of every segment that is not free, in order of allocation. Answers how many
+/// records were begun and are not whole.
 ///
 /// # Errors
 /// [`ReplicationError::Damaged`] for a memory of a protocol that is scanned by its own module.
@@ -107,12 +110,13 @@ pub fn scan(
     Ok(assembler.incomplete())
 }
 
-/// Finds the records of one segment. A record whose blocks lie in several segments comes with the last of them: feed
-/// one assembler with a memory's segments, in the order in which they were handed over.
+/// Finds the records of one segment. A record whose blocks lie in several segments comes with the
+/// last of them: feed one assembler with a memory's segments, in the order in which they were
+/// handed over.
 ///
 /// # Errors
-/// [`ReplicationError::Segment`] if it is free or not in the table, [`ReplicationError::Damaged`] for a memory of a
-/// protocol that is scanned by its own module.
+/// [`ReplicationError::Segment`] if it is free or not in the table, [`ReplicationError::Damaged`]
+/// for a memory of a protocol that is scanned by its own module.
 pub fn scan_segment(
     memory: &BackupMemory,
     segment: u32,
@@ -125,8 +129,8 @@ pub fn scan_segment(
     })
 }
 
-/// As [`scan_segment`], without a copy of each record. `copy` is where the segment is copied to: what it holds before and
-/// after does not matter.
+/// As [`scan_segment`], without a copy of each record. `copy` is where the segment is copied to:
+/// what it holds before and after does not matter.
 ///
 /// # Errors
 /// As those of [`scan_segment`].

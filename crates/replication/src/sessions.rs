@@ -1,8 +1,9 @@
-//! What all backups share: who is connected, control messages and their answers, the segment table, used segments,
-//! fencing.
+//! What all backups share: who is connected, control messages and their answers, the segment table,
+//! used segments, fencing.
 //!
-//! A protocol's own part is a [`Keeper`]; the [`LogBackup`] around it routes messages and keeps the bounds. Whatever
-//! ends a sender's session, its keeper revokes that sender's registrations before a segment counts as used.
+//! A protocol's own part is a [`BackupProtocol`]; the [`LogBackup`] around it routes messages and
+//! keeps the bounds. Whatever ends a sender's session, its keeper revokes that sender's
+//! registrations before a segment counts as used.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::protocol::{Backup, BackupStats, Protocol, ReplicationError, SenderId,
 const MAX_OUTBOX: usize = 1024;
 
 /// A protocol's part of a backup.
-pub(crate) trait Keeper: Send {
+pub(crate) trait BackupProtocol: Send {
     /// A sender asks for segments.
     fn want(
         &mut self,
@@ -53,12 +54,12 @@ pub(crate) trait Keeper: Send {
         sessions.refuse(connection, "records do not come by message here");
     }
 
-    /// A session has ended: takes back everything its sender could write. The identity is gone already. What cannot be
-    /// revoked now is tried again later.
+    /// A session has ended: takes back everything its sender could write. The identity is gone
+    /// already. What cannot be revoked now is tried again later.
     fn gone(&mut self, _sessions: &mut Sessions, _connection: ConnectionId, _who: Identity) {}
 
-    /// Takes back everything that those who are `out` could write, whether they still have sessions or not. All of it is
-    /// tried.
+    /// Takes back everything that those who are `out` could write, whether they still have sessions
+    /// or not. All of it is tried.
     ///
     /// # Errors
     /// The first that could not be revoked; the call can be repeated.
@@ -325,14 +326,14 @@ impl Sessions {
     }
 }
 
-/// A backup of any protocol whose own part is a [`Keeper`].
+/// A backup of any protocol whose own part is a [`BackupProtocol`].
 pub(crate) struct LogBackup<K> {
     sessions: Sessions,
     keeper: K,
     events: Vec<Event>,
 }
 
-impl<K: Keeper> LogBackup<K> {
+impl<K: BackupProtocol> LogBackup<K> {
     pub fn open(
         protocol: Protocol,
         endpoint: Box<dyn Endpoint>,
@@ -406,7 +407,7 @@ impl<K: Keeper> LogBackup<K> {
     }
 }
 
-impl<K: Keeper> Backup for LogBackup<K> {
+impl<K: BackupProtocol> Backup for LogBackup<K> {
     fn protocol(&self) -> Protocol {
         self.sessions.memory.protocol()
     }
@@ -468,7 +469,8 @@ impl<K: Keeper> Backup for LogBackup<K> {
         for connection in fenced {
             self.sessions.refuse(connection, &why);
         }
-        // Asks for what is held: an earlier call may have ended the session, but not what it could write.
+        // Asks for what is held: an earlier call may have ended the session, but not what it could
+        // write.
         let shut_out = self.keeper.shut_out(&mut self.sessions, &out);
         self.tell_ended();
         Ok(shut_out?)

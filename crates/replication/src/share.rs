@@ -1,8 +1,9 @@
-//! The workers of a server share one remote log per backup: a local atomic gives the addresses (rowan §6.1).
+//! The workers of a server share one remote log per backup: a local atomic gives the addresses
+//! (rowan §6.1).
 //!
-//! A worker that fails between taking an address and writing leaves a hole, which scanners skip. A segment is given back
-//! by whoever ends the last write to it; the backup revokes its registration before it counts as used, so a write that
-//! was given up cannot land later.
+//! A worker that fails between taking an address and writing leaves a hole, which scanners skip. A
+//! segment is given back by whoever ends the last write to it; the backup revokes its registration
+//! before it counts as used, so a write that was given up cannot land later.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +19,8 @@ use crate::rwrite::{count_blocks, cut_for};
 /// Epochs remembered to tell the backup what became of them.
 const MAX_SEEN: usize = 1024;
 
-/// The remote logs of one server's workers: one value per server and term, cloned into every worker's
+/// The remote logs of one server's workers: one value per server and term, cloned into every
+/// worker's
 /// [`SenderConfig::shared`](crate::SenderConfig::shared).
 #[derive(Default)]
 pub struct SharedLogs(Mutex<HashMap<BackupId, Arc<SharedLog>>>);
@@ -41,7 +43,8 @@ struct SharedSegment {
     grant: Grant,
     /// The local atomic: where the next block goes; beyond the segment's end once it is full.
     tail: AtomicU64,
-    /// Reservations and writes under way, and one more until the first that found no room: nobody finds any after that.
+    /// Reservations and writes under way, and one more until the first that found no room: nobody
+    /// finds any after that.
     writers: AtomicU64,
     /// Whether it is on its way back to the backup.
     told: AtomicBool,
@@ -99,7 +102,8 @@ impl SharedLog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an address for a block; `None` beyond the segment's end. Who has one leaves after its write.
+    /// Takes an address for a block; `None` beyond the segment's end. Who has one leaves after its
+    /// write.
     fn enter(&self, segment: &SharedSegment, len: u64) -> Option<u64> {
         segment.writers.fetch_add(1, Ordering::SeqCst);
         //= rowan §6.1
@@ -116,8 +120,8 @@ impl SharedLog {
         None
     }
 
-    /// Ends a reservation or a write. The last one out of a full segment gives it back; those that come later find no room,
-    /// and may be last once more.
+    /// Ends a reservation or a write. The last one out of a full segment gives it back; those that
+    /// come later find no room, and may be last once more.
     fn leave(&self, segment: &SharedSegment) {
         let last = segment.writers.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && !segment.told.swap(true, Ordering::SeqCst) {
@@ -153,8 +157,9 @@ impl SharedLog {
         }
     }
 
-    /// The backup asks whether a segment is still wanted. One that is not known here was granted over a connection that
-    /// ended, or to an earlier life of this server; should its grant come after all, it is not taken.
+    /// The backup asks whether a segment is still wanted. One that is not known here was granted
+    /// over a connection that ended, or to an earlier life of this server; should its grant come
+    /// after all, it is not taken.
     fn asked(&self, segment: u32, epoch: u64) {
         let mut state = self.lock();
         let seen = state.seen.iter().find(|seen| seen.epoch == epoch);
@@ -171,7 +176,8 @@ impl SharedLog {
         }
     }
 
-    /// Nothing more is placed in what this log has: a connection broke, and the backup may have forgotten the grants.
+    /// Nothing more is placed in what this log has: a connection broke, and the backup may have
+    /// forgotten the grants.
     fn seal(&self) {
         let mut state = self.lock();
         for grant in std::mem::take(&mut state.next) {
@@ -467,7 +473,8 @@ mod tests {
         is_ours
     }
 
-    /// One worker's only write ends while the other takes the last place and then finds the segment full.
+    /// One worker's only write ends while the other takes the last place and then finds the segment
+    /// full.
     #[test]
     fn no_segment_is_given_back_while_another_worker_writes() {
         let all: Vec<_> = (0..200_000)
@@ -478,7 +485,8 @@ mod tests {
                 there.fetch_add(1, Ordering::SeqCst);
                 let mut turns = 0;
                 while there.load(Ordering::SeqCst) < 2 {
-                    // At the same time if there are two processors, without much waiting if there are not.
+                    // At the same time if there are two processors, without much waiting if there
+                    // are not.
                     turns += 1;
                     match turns % 1000 {
                         0 => std::thread::yield_now(),

@@ -1,4 +1,5 @@
-//! A memory without a free segment: senders wait, and are served when one is free again, whosever it was.
+//! A memory without a free segment: senders wait, and are served when one is free again, whosever
+//! it was.
 
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Address, Token};
@@ -129,7 +130,8 @@ fn who_waits_is_served_when_a_segment_of_the_servers_own_is_free() {
     }
 }
 
-/// The record at the front, of which a block is stored, goes with its session and another's at once.
+/// The record at the front, of which a block is stored, goes with its session and another's at
+/// once.
 #[test]
 fn a_record_behind_one_that_was_given_up_half_way_is_stored_whole() {
     let mut world = World::new(Protocol::Rpc, SimConfig::calm(), 128 << 10);

@@ -1,8 +1,9 @@
-//! A bank in group memory over shared memory, between processes that are killed with SIGKILL: clients in the middle of
-//! transactions, members under load. Whatever dies, no money is made or lost, members end up alike, and what a client
-//! was told is committed stays.
+//! A bank in group memory over shared memory, between processes that are killed with SIGKILL:
+//! clients in the middle of transactions, members under load. Whatever dies, no money is made or
+//! lost, members end up alike, and what a client was told is committed stays.
 //!
-//! `CYCLONE_SEED=n` repeats the choices; which instruction a kill meets is the machine's. `CYCLONE_KILLS=n` runs longer.
+//! `CYCLONE_SEED=n` repeats the choices; which instruction a kill meets is the machine's.
+//! `CYCLONE_KILLS=n` runs longer.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ use cyclone_replication::group::{
 const MEMORY_BYTES: u64 = 128 << 10;
 const ACCOUNTS: u64 = 8;
 const START: u64 = 1_000_000;
-/// Words that each client fills with the number of its last transfer: executing a transaction takes a while.
+/// Words that each client fills with the number of its last transfer: executing a transaction takes
+/// a while.
 const RECEIPTS: u64 = 150;
 const CLIENTS: u32 = 3;
 const OPERATOR: u32 = 20;
@@ -418,7 +420,8 @@ impl Bank {
         self.tellers[victim] = self.start_teller(victim as u32);
     }
 
-    /// A member dies, and with it the group; it comes back with its memory, or is left out, or a blank one takes its place.
+    /// A member dies, and with it the group; it comes back with its memory, or is left out, or a
+    /// blank one takes its place.
     fn kill_a_member(&mut self) {
         let victim = self.dice.below(self.members.len() as u64) as usize;
         self.members[victim].process.kill();

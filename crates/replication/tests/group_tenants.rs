@@ -1,4 +1,5 @@
-//! Tenants side by side on the same members: no key, however bent, reads or changes what is another's.
+//! Tenants side by side on the same members: no key, however bent, reads or changes what is
+//! another's.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ const THIEF: Token = Token(0x89ab_cdef);
 type Key = (Address, MemoryKey);
 type Open<'a> = &'a mut dyn FnMut(&str, u64) -> Box<dyn Endpoint>;
 
-/// Two members with a half of their memory for each of two tenants; the first tenant's is full of 0x55.
+/// Two members with a half of their memory for each of two tenants; the first tenant's is full of
+/// 0x55.
 fn two_members(open: Open<'_>) -> (Vec<GroupMember>, Vec<Key>, Vec<Key>) {
     let (mut members, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for name in ["one", "two"] {
@@ -48,7 +50,8 @@ fn two_members(open: Open<'_>) -> (Vec<GroupMember>, Vec<Key>, Vec<Key>) {
     (members, ours, theirs)
 }
 
-/// What a thief may ask for, aimed at the first tenant's memory as it lies before or behind its own.
+/// What a thief may ask for, aimed at the first tenant's memory as it lies before or behind its
+/// own.
 fn thefts(len: u64) -> Vec<GroupOp> {
     let mut thefts = Vec::new();
     for offset in [0, 512, len - 64, len, len + 64, u64::MAX - 63] {
@@ -114,7 +117,8 @@ fn tenants_are_apart(open: Open<'_>, step: &mut dyn FnMut()) {
             .ok()
             .and_then(|mut group| attempt(&mut group, operation, step))
     };
-    // The victim's registration under the thief's token or none; the thief's own, made longer; one that never was.
+    // The victim's registration under the thief's token or none; the thief's own, made longer; one
+    // that never was.
     let bends: [fn(MemoryKey, MemoryKey) -> MemoryKey; 4] = [
         |our, _| MemoryKey {
             token: THIEF,

@@ -1,5 +1,5 @@
-//! Used segments change hands: every protocol's backup hands each over once, its records are read from it alone, and it is
-//! used again only after its release.
+//! Used segments change hands: every protocol's backup hands each over once, its records are read
+//! from it alone, and it is used again only after its release.
 
 use std::collections::BTreeSet;
 

@@ -159,7 +159,8 @@ fn answer(random: &mut Random, real: &MemoryKey) -> Vec<u8> {
     bytes
 }
 
-/// An honest sender's records are durable and whole, before and after strangers have said everything that can be said.
+/// An honest sender's records are durable and whole, before and after strangers have said
+/// everything that can be said.
 fn shout_at_backup(protocol: Protocol, seed: u64) {
     let mut random = Random(seed);
     let fabric = SimFabric::new(seed, SimConfig::default());
@@ -244,8 +245,8 @@ fn shout_at_backup(protocol: Protocol, seed: u64) {
     assert!(found.iter().all(|record| sent.contains(record)));
 }
 
-/// A backup that answers anything: the sender gives it up, or believes it; it does not fall over, and each record has at
-/// most one outcome.
+/// A backup that answers anything: the sender gives it up, or believes it; it does not fall over,
+/// and each record has at most one outcome.
 fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
     let mut random = Random(seed);
     let fabric = SimFabric::new(seed, SimConfig::default());

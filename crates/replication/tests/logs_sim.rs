@@ -1,5 +1,6 @@
-//! Rowan and Tailwind under the faults of the simulated fabric: senders that die while they append, backups that lose power,
-//! stalled senders, broken connections, fenced servers, segments used again and again.
+//! Rowan and Tailwind under the faults of the simulated fabric: senders that die while they append,
+//! backups that lose power, stalled senders, broken connections, fenced servers, segments used
+//! again and again.
 
 mod logs;
 
@@ -86,7 +87,8 @@ fn large_records_are_whole_or_absent() {
     );
 }
 
-/// Addresses by reservation: a paused sender has an address and has not written; its segment must not be used again.
+/// Addresses by reservation: a paused sender has an address and has not written; its segment must
+/// not be used again.
 #[test]
 fn stalled_senders_hold_their_segments() {
     let plan = Plan::new(Protocol::Rowan);
@@ -152,7 +154,8 @@ fn flushes_by_the_targets_cpu_are_waited_for() {
     );
 }
 
-/// Full buffers move on to another backup, lost backups are replaced, their buffers written again there.
+/// Full buffers move on to another backup, lost backups are replaced, their buffers written again
+/// there.
 #[test]
 fn candidates_take_over() {
     let plan = Plan::new(Protocol::Tailwind);

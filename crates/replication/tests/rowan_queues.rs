@@ -1,4 +1,5 @@
-//! Rowan's queues take turns: segments are used again as they are, and nothing of an earlier life is ever found.
+//! Rowan's queues take turns: segments are used again as they are, and nothing of an earlier life
+//! is ever found.
 
 use std::collections::BTreeSet;
 
@@ -105,7 +106,7 @@ impl World {
             }
         }
         self.backup.step(now_us);
-        if let Some(trouble) = self.backup.take_trouble() {
+        if let Some(trouble) = self.backup.take_error() {
             panic!("{trouble}");
         }
         let mut taken = Vec::new();
@@ -130,7 +131,8 @@ impl World {
         self.fabric.run_for(3_000);
     }
 
-    /// What is in the memory now is whole, sent, and not what was digested; and with that it is all that completed.
+    /// What is in the memory now is whole, sent, and not what was digested; and with that it is all
+    /// that completed.
     fn check(&self) {
         let memory = BackupMemory::view(self.backup.memory().clone()).expect("memory");
         let mut found = BTreeSet::new();
@@ -151,7 +153,8 @@ impl World {
     }
 }
 
-/// Two megabytes through 30 segments of 4 KiB, and a power failure at the end, at another moment of a queue's life for each seed.
+/// Two megabytes through 30 segments of 4 KiB, and a power failure at the end, at another moment of
+/// a queue's life for each seed.
 #[test]
 fn segments_are_used_again_without_being_zeroed() {
     let mut opened = 0;
@@ -179,8 +182,8 @@ fn segments_are_used_again_without_being_zeroed() {
     assert!(opened > 300, "{opened}");
 }
 
-/// Power fails within a change of queue: right after the new one was opened, and in each of the next rounds, until the old one has
-/// been closed and its segments are in use again.
+/// Power fails within a change of queue: right after the new one was opened, and in each of the
+/// next rounds, until the old one has been closed and its segments are in use again.
 #[test]
 fn power_fails_while_the_queue_changes() {
     for seed in 0..5 {
@@ -203,7 +206,8 @@ fn power_fails_while_the_queue_changes() {
     }
 }
 
-/// A sender that has nothing to send is told of every queue all the same, and appends to the newest when it has.
+/// A sender that has nothing to send is told of every queue all the same, and appends to the newest
+/// when it has.
 #[test]
 fn an_idle_sender_goes_along() {
     let mut world = World::new(1);
@@ -218,8 +222,8 @@ fn an_idle_sender_goes_along() {
     world.check();
 }
 
-/// A sender that does not even poll holds the others up for half a second at most. Then it loses the backup, and opens its
-/// log again.
+/// A sender that does not even poll holds the others up for half a second at most. Then it loses
+/// the backup, and opens its log again.
 #[test]
 fn a_sender_that_sleeps_is_left_behind() {
     let mut world = World::new(2);

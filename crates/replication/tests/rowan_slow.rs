@@ -1,5 +1,5 @@
-//! Rowan over a NIC that tells nothing: writes that took too long are made again, and the sender's clock is not believed
-//! beyond what it can know.
+//! Rowan over a NIC that tells nothing: writes that took too long are made again, and the sender's
+//! clock is not believed beyond what it can know.
 
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Address, Token};
@@ -66,8 +66,9 @@ fn copies(backup: &RowanBackup) -> usize {
     count
 }
 
-/// The thread reads its clock, sleeps for five milliseconds, and only then sees the completion. By the clock it read, the
-/// write was fast; it may as well have landed just now, in a segment that the receiver has given up.
+/// The thread reads its clock, sleeps for five milliseconds, and only then sees the completion. By
+/// the clock it read, the write was fast; it may as well have landed just now, in a segment that
+/// the receiver has given up.
 #[test]
 fn a_completion_is_judged_by_a_clock_read_after_it() {
     let (fabric, mut sender, mut backup) = start();
@@ -96,8 +97,8 @@ fn a_fast_write_is_made_once() {
     assert_eq!(copies(&backup), 1);
 }
 
-/// A machine that has been up for a year: the first clock that a sender sees says so. No time has passed since it opened
-/// its log.
+/// A machine that has been up for a year: the first clock that a sender sees says so. No time has
+/// passed since it opened its log.
 #[test]
 fn patience_begins_with_the_first_clock() {
     let (fabric, mut sender, mut backup) = start();

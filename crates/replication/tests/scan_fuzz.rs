@@ -1,5 +1,5 @@
-//! Every scanner over damaged, recycled and forged memories: what it finds was written to this life of the memory, whatever
-//! else is there; and it never leaves the segment.
+//! Every scanner over damaged, recycled and forged memories: what it finds was written to this life
+//! of the memory, whatever else is there; and it never leaves the segment.
 
 use cyclone_pmem::{Region, SharedArea};
 use cyclone_replication::frame::{Cut, Origin, RecordName, encode_block};
@@ -299,8 +299,9 @@ proptest! {
         prop_assert!(records.starts_with(&there));
     }
 
-    /// A segment is used again and again, without being zeroed where the protocol does not; the last life's log is cut
-    /// off anywhere, and old lives' bytes show behind and between. Nothing of them is found.
+    /// A segment is used again and again, without being zeroed where the protocol does not; the
+    /// last life's log is cut off anywhere, and old lives' bytes show behind and between. Nothing
+    /// of them is found.
     #[test]
     fn bytes_of_earlier_lives_are_nothing(
         which in 0..=BLOCKS.len(),
@@ -344,7 +345,8 @@ proptest! {
         }
     }
 
-    /// Damage anywhere in a memory, its table included: it is refused, or what is found was written.
+    /// Damage anywhere in a memory, its table included: it is refused, or what is found was
+    /// written.
     #[test]
     fn a_damaged_memory_is_refused_or_tells_the_truth(
         which in 0..=BLOCKS.len(),
@@ -438,8 +440,8 @@ proptest! {
     }
 }
 
-/// A payload that holds perfect blocks and objects, even under the right seed, is a payload: whole records are never
-/// looked into.
+/// A payload that holds perfect blocks and objects, even under the right seed, is a payload: whole
+/// records are never looked into.
 #[test]
 fn the_inside_of_a_whole_record_is_not_looked_at() {
     for protocol in BLOCKS.into_iter().chain([Protocol::Tailwind]) {

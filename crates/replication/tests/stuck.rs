@@ -1,5 +1,6 @@
-//! A fabric that cannot revoke for a while, as when an initiator was stopped in the middle of a copy: nothing that it could
-//! write counts as used, and fencing off fails until it can. And one that cannot register for a while.
+//! A fabric that cannot revoke for a while, as when an initiator was stopped in the middle of a
+//! copy: nothing that it could write counts as used, and fencing off fails until it can. And one
+//! that cannot register for a while.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,12 +53,12 @@ impl Trouble {
 }
 
 /// An endpoint in trouble.
-struct Stuck {
+struct PendingRevocations {
     inner: SimEndpoint,
     trouble: Arc<Trouble>,
 }
 
-impl Endpoint for Stuck {
+impl Endpoint for PendingRevocations {
     fn capabilities(&self) -> &Capabilities {
         self.inner.capabilities()
     }
@@ -161,7 +162,7 @@ impl Endpoint for Stuck {
 
 fn backup_on(fabric: &SimFabric, protocol: Protocol) -> (Box<dyn Backup>, Arc<Trouble>) {
     let trouble = Arc::new(Trouble::default());
-    let endpoint = Stuck {
+    let endpoint = PendingRevocations {
         inner: fabric.endpoint_with("backup", 512 << 10),
         trouble: Arc::clone(&trouble),
     };
@@ -317,7 +318,8 @@ fn one_that_stays_stuck_keeps_no_other_waiting() {
     }
 }
 
-/// Two senders wait, and there is a registration for the first of them only. Both have their buffers in the end.
+/// Two senders wait, and there is a registration for the first of them only. Both have their
+/// buffers in the end.
 #[test]
 fn a_registration_that_fails_takes_no_grant_from_another() {
     let fabric = SimFabric::new(1, SimConfig::calm());

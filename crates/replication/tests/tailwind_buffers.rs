@@ -108,8 +108,9 @@ fn record(n: u64) -> Vec<u8> {
     record
 }
 
-/// A backup's machine is lost for good. The caller opens the replica elsewhere: the open buffer's records are there before
-/// anything else is said to be durable, and before the replica is said to be open.
+/// A backup's machine is lost for good. The caller opens the replica elsewhere: the open buffer's
+/// records are there before anything else is said to be durable, and before the replica is said to
+/// be open.
 #[test]
 fn a_replacement_is_given_the_lost_buffer() {
     let fabric = fabric();
@@ -156,7 +157,8 @@ fn a_replacement_is_given_the_lost_buffer() {
     panic!("the replacement never opened");
 }
 
-/// With a candidate nobody is told of the loss: records under way become durable at the candidate, behind the old ones.
+/// With a candidate nobody is told of the loss: records under way become durable at the candidate,
+/// behind the old ones.
 #[test]
 fn a_candidate_takes_a_lost_backups_place() {
     let fabric = fabric();
@@ -188,7 +190,8 @@ fn a_candidate_takes_a_lost_backups_place() {
     );
 }
 
-/// Full buffers reach files; the machine that held them in memory is lost; the files alone hold every record of them.
+/// Full buffers reach files; the machine that held them in memory is lost; the files alone hold
+/// every record of them.
 #[test]
 fn full_buffers_are_archived_and_read_back() {
     let directory = tempfile::tempdir().expect("directory");
@@ -301,8 +304,8 @@ fn archived(directory: &Path) -> Vec<u64> {
     numbers
 }
 
-/// The archive is full of buffers that nobody released: no more are granted, senders are held back, nothing is lost; and
-/// all goes on once one is released.
+/// The archive is full of buffers that nobody released: no more are granted, senders are held back,
+/// nothing is lost; and all goes on once one is released.
 #[test]
 fn a_full_archive_holds_senders_back() {
     let directory = tempfile::tempdir().expect("directory");
@@ -349,8 +352,8 @@ fn an_archive_of_another_memory_is_refused() {
     assert!(TailwindBackup::open(Box::new(endpoint), config).is_err());
 }
 
-/// A record is durable at one backup and not at the other, when the first is lost and replaced. Written again at the
-/// replacement it must not count for the backup that still lacks it.
+/// A record is durable at one backup and not at the other, when the first is lost and replaced.
+/// Written again at the replacement it must not count for the backup that still lacks it.
 #[test]
 fn a_record_written_again_counts_once() {
     let fabric = fabric();
@@ -385,8 +388,8 @@ fn a_record_written_again_counts_once() {
     }
 }
 
-/// The replacement's buffers are too small for some of what the lost one held. It keeps what it has taken, in a closed
-/// buffer; the next candidate takes the rest.
+/// The replacement's buffers are too small for some of what the lost one held. It keeps what it has
+/// taken, in a closed buffer; the next candidate takes the rest.
 #[test]
 fn a_candidate_with_small_buffers_is_passed_over() {
     let fabric = fabric();
@@ -421,7 +424,8 @@ fn a_candidate_with_small_buffers_is_passed_over() {
     assert!(records(third.memory()) == [large]);
 }
 
-/// A record that fits no buffer is refused at once, with the most that fits; one that just fits is taken.
+/// A record that fits no buffer is refused at once, with the most that fits; one that just fits is
+/// taken.
 #[test]
 fn a_record_larger_than_a_buffer_is_refused() {
     let fabric = fabric();
@@ -448,7 +452,8 @@ fn a_record_larger_than_a_buffer_is_refused() {
     assert!(records(keeper.memory()) == vec![vec![1; most]; 4]);
 }
 
-/// A candidate that was lost may take over again after a while: a machine that comes back is not shunned for ever.
+/// A candidate that was lost may take over again after a while: a machine that comes back is not
+/// shunned for ever.
 #[test]
 fn a_candidate_that_came_back_is_tried_again() {
     let fabric = fabric();

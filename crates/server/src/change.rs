@@ -1,5 +1,5 @@
-//! `cyclone ctl member add|move|promote|remove|replace`: asks whoever leads, and waits until every log has come there. Each can be given
-//! again after anything: what is so already is left as it is.
+//! `cyclone ctl member add|move|promote|remove|replace`: asks whoever leads, and waits until every
+//! log has come there. Each can be given again after anything: what is so already is left as it is.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -11,7 +11,7 @@ use cyclone_gateway::MemberRequest as Change;
 use crate::ctl;
 use crate::members::{Part, Standing};
 use crate::resp::{self, Access};
-use crate::told::{Denied, told};
+use crate::told::{AccessDenied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,6 +40,9 @@ fn command(change: &Change) -> redis::Cmd {
             command.arg(redis.to_string());
         }
     }
+    if let Change::Move { force: true, .. } = change {
+        command.arg("FORCE");
+    }
     command
 }
 
@@ -61,16 +64,19 @@ enum Answer {
     Accepted,
     /// Not here, or not now.
     Later(String),
-    /// Not with the members that the leader has heard from since it last counted them, which it does often.
+    /// Not with the members that the leader has heard from since it last counted them, which it
+    /// does often.
     Unheard(String),
     /// Not to us. Of the node that is to go, that may be so without hindering anything.
-    Denied(anyhow::Error),
+    AccessDenied(anyhow::Error),
 }
 
 fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> {
     let mut connection = match resp::connect_with(address, access, PATIENCE) {
         Ok(connection) => connection,
-        Err(error) if error.downcast_ref::<Denied>().is_some() => return Ok(Answer::Denied(error)),
+        Err(error) if error.downcast_ref::<AccessDenied>().is_some() => {
+            return Ok(Answer::AccessDenied(error));
+        }
         Err(error) => return Ok(Answer::Later(told(&error))),
     };
     match command(change).query::<()>(&mut connection) {
@@ -81,7 +87,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
-            Some("NOAUTH") => Ok(Answer::Denied(Denied::NoPassword.into())),
+            Some("NOAUTH") => Ok(Answer::AccessDenied(AccessDenied::NoPassword.into())),
             Some(_) => match error.detail().unwrap_or("refused") {
                 why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
                 why if why.starts_with("outcome unknown") => {
@@ -93,8 +99,8 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
     }
 }
 
-/// For so long a leader may not have heard from members that are there: it forgets with each election time-out, and its messages may be
-/// four times as far apart as usual.
+/// For so long a leader may not have heard from members that are there: it forgets with each
+/// election time-out, and its messages may be four times as far apart as usual.
 const UNHEARD: Duration = Duration::from_secs(1);
 
 /// Makes a change and waits for its end, at most until then.
@@ -128,7 +134,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                         }
                         last = why;
                     }
-                    Answer::Denied(error) => denied.push(error),
+                    Answer::AccessDenied(error) => denied.push(error),
                 }
                 if accepted {
                     break;
@@ -181,6 +187,7 @@ pub fn run(
     patience: Duration,
 ) -> Result<()> {
     check_ids(change)?;
+    ctl::refuse_pmkv(connect, access, "`ctl member`")?;
     let until = deadline(patience);
     carry(connect, access, change, until)?;
     match change {
@@ -188,7 +195,7 @@ pub fn run(
             "{id} receives the logs; once it runs (serve --join) and has caught up, let it vote: ctl member promote {id}"
         ),
         Change::Move { id, .. } => println!(
-            "the others reach {id} there; write its new addresses into its own configuration and start it"
+            "the others reach {id} there; if it does not run yet: write its new addresses into its own configuration and start it"
         ),
         Change::Promote { id } => println!("{id} votes in every log"),
         Change::Remove { id } => println!("{id} takes part in no log any more; it can be stopped"),

@@ -1,5 +1,5 @@
-//! A whole cluster of real processes on this machine, for the demo, the benchmarks and the kill tests: writes the
-//! configurations, starts, kills and restarts nodes, and leaves nothing behind.
+//! A whole cluster of real processes on this machine, for the demo, the benchmarks and the kill
+//! tests: writes the configurations, starts, kills and restarts nodes, and leaves nothing behind.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,10 +9,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone_pmem::create_private_dir_all;
 
 use crate::config::{
-    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+    Cluster, File, Limits, Log, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
 };
+use crate::durable;
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -23,7 +25,8 @@ pub struct Options {
     pub engine: String,
     /// Size of each region.
     pub nvm_bytes: u64,
-    /// `nvm` or `flash`: with a second level of this kind in the node's directory; none if not given.
+    /// `nvm` or `flash`: with a second level of this kind in the node's directory; none if not
+    /// given.
     pub durability: Option<String>,
     /// Bytes of each second level.
     pub flash_bytes: u64,
@@ -100,7 +103,8 @@ pub struct Process {
     child: Option<Child>,
 }
 
-/// The cluster. Dropping it kills its processes and removes its regions; the directory stays unless it was temporary.
+/// The cluster. Dropping it kills its processes and removes its regions; the directory stays unless
+/// it was temporary.
 pub struct LocalCluster {
     /// Where data and logs lie.
     pub directory: PathBuf,
@@ -130,8 +134,8 @@ pub fn random_key() -> Result<[u8; 32]> {
     Ok(key)
 }
 
-/// Where to look for free ports, by chance: clusters that start at the same time should not find the same ones. The kernel's own
-/// range lies above.
+/// Where to look for free ports, by chance: clusters that start at the same time should not find
+/// the same ones. The kernel's own range lies above.
 pub(crate) fn any_first_port() -> Result<u16> {
     let random = random_key()?;
     Ok(7301 + u16::from_le_bytes([random[0], random[1]]) % 20_000)
@@ -179,7 +183,7 @@ pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
 
 /// Makes a directory of that name.
 pub(crate) fn make_directory(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
+    create_private_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 
 /// Whether nodes with these options would start, as far as can be told beforehand. Nothing is made.
@@ -241,6 +245,7 @@ fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File
             pin_cpu: options.pin.get(position).copied(),
             password: None,
             redis_listen: None,
+            member_addresses: Vec::new(),
         },
         limits: Limits::default(),
         timing: Timing {
@@ -253,6 +258,7 @@ fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File
         },
         redis: RedisPort::default(),
         metrics: Metrics::default(),
+        log: Log::default(),
     };
     Ok(members.iter().enumerate().map(file).collect())
 }
@@ -265,7 +271,7 @@ fn write(directory: &Path, files: &[File]) -> Result<Vec<Process>> {
         let own = members.iter().find(|member| member.id == file.node.id);
         let member = own.context("a node is a member")?;
         let config = directory.join(format!("node{}.toml", member.id));
-        fs::write(&config, toml::to_string(file)?)
+        durable::write_private(&config, &toml::to_string(file)?)
             .with_context(|| format!("cannot write {}", config.display()))?;
         nodes.push(Process {
             id: member.id,
@@ -307,7 +313,8 @@ impl LocalCluster {
         })
     }
 
-    /// Writes the configuration of one more node, with the first one's settings, which is to join; starts nothing. Answers its place.
+    /// Writes the configuration of one more node, with the first one's settings, which is to join;
+    /// starts nothing. Answers its place.
     pub fn prepare(&mut self) -> Result<usize> {
         let mut file = File::read(&self.nodes[0].config)?;
         let id = self.nodes.iter().map(|node| node.id).max().unwrap_or(0) + 1;
@@ -329,7 +336,7 @@ impl LocalCluster {
         file.node.nvm = self.regions.join(format!("node{id}.nvm"));
         file.node.flash = file.node.flash.map(|_| file.node.data.join("flash"));
         let config = self.directory.join(format!("node{id}.toml"));
-        fs::write(&config, toml::to_string(&file)?)
+        durable::write_private(&config, &toml::to_string(&file)?)
             .with_context(|| format!("cannot write {}", config.display()))?;
         self.nodes.push(Process {
             id,
@@ -395,8 +402,8 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Asks one node to end and waits, for at most ten seconds; then kills it. Answers how it ended, if it was running
-    /// and ended by itself.
+    /// Asks one node to end and waits, for at most ten seconds; then kills it. Answers how it
+    /// ended, if it was running and ended by itself.
     pub fn terminate(&mut self, node: usize) -> Result<Option<ExitStatus>> {
         let Some(child) = self.nodes[node].child.as_mut() else {
             return Ok(None);

@@ -47,10 +47,13 @@ pub struct File {
     /// Figures for Prometheus.
     #[serde(default)]
     pub metrics: Metrics,
+    /// What the node writes to its log.
+    #[serde(default, skip_serializing_if = "Log::is_default")]
+    pub log: Log,
 }
 
 /// The Redis port's protection.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RedisPort {
     /// PEM file of the certificate with its chain; with it the port speaks TLS and nothing else.
@@ -59,12 +62,29 @@ pub struct RedisPort {
     /// PEM file of its key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
-    /// PEM file of the authority that must have signed clients' certificates; without it they need none.
+    /// PEM file of the authority that must have signed clients' certificates; without it they need
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_client_authority: Option<PathBuf>,
     /// File of users with hashed passwords, as `cyclone ctl hash-password` prints them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub users: Option<PathBuf>,
+    /// Whether a port without password, users and client certificates answers only clients on the
+    /// loopback interface.
+    #[serde(skip_serializing_if = "is_true")]
+    pub protected_mode: bool,
+}
+
+impl Default for RedisPort {
+    fn default() -> Self {
+        RedisPort {
+            tls_certificate: None,
+            tls_key: None,
+            tls_client_authority: None,
+            users: None,
+            protected_mode: true,
+        }
+    }
 }
 
 impl RedisPort {
@@ -85,6 +105,16 @@ impl RedisPort {
         }
     }
 
+    /// The files that hold secrets, by field.
+    pub(crate) fn secret_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        [
+            ("redis.tls_key", &self.tls_key),
+            ("redis.users", &self.users),
+        ]
+        .into_iter()
+        .filter_map(|(field, path)| Some((field, path.as_deref()?)))
+    }
+
     /// Reads the users, if any.
     ///
     /// # Errors
@@ -100,6 +130,22 @@ impl RedisPort {
             bail!("redis.users = {}: it names no user", path.display());
         }
         Ok(users)
+    }
+}
+
+/// What a node writes to its log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// A level such as `info`, or `TARGET=LEVEL` between commas; the environment's CYCLONE_LOG goes
+    /// first. Read again at SIGHUP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
+}
+
+impl Log {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Log::default()
     }
 }
 
@@ -121,8 +167,8 @@ pub struct Cluster {
     /// Number of physical logs.
     #[serde(default = "one")]
     pub logs: u16,
-    /// Threads per node that run a loop for each log, each log with a packet port right behind its node's; 0 (default): one loop moves
-    /// all logs.
+    /// Threads per node that run a loop for each log, each log with a packet port right behind its
+    /// node's; 0 (default): one loop moves all logs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub log_threads: u16,
     /// 64 hexadecimal digits, known to the nodes only.
@@ -154,8 +200,8 @@ impl Cluster {
             .transpose()
     }
 
-    /// The nodes' key in use. Nodes that do not begin with the same snapshot must not understand each other: they
-    /// would elect leaders over logs that do not fit.
+    /// The nodes' key in use. Nodes that do not begin with the same snapshot must not understand
+    /// each other: they would elect leaders over logs that do not fit.
     fn used_node_key(&self, security: Security) -> Result<[u8; 32]> {
         let key = parse_key("cluster.node_key", &self.node_key)?;
         let Some(snapshot) = self.restored_from()? else {
@@ -205,7 +251,8 @@ pub struct Node {
     /// Bytes of the second level.
     #[serde(default = "default_flash_bytes")]
     pub flash_bytes: u64,
-    /// Directory into which committed entries are archived, for a restore to a point in time; none if left out.
+    /// Directory into which committed entries are archived, for a restore to a point in time; none
+    /// if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archive: Option<PathBuf>,
     /// Milliseconds after which a file of the archive is sealed even if it is small.
@@ -220,7 +267,8 @@ pub struct Node {
     /// `adaptive` (default), `busy` or `event`.
     #[serde(default = "adaptive")]
     pub polling: String,
-    /// With transport `xdp`: the network interface whose queues carry the packets. With `dpdk`: ports and settings.
+    /// With transport `xdp`: the network interface whose queues carry the packets. With `dpdk`:
+    /// ports and settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// With transport `xdp` or `dpdk`: how many of its queues to use.
@@ -238,6 +286,20 @@ pub struct Node {
     /// Address to listen on for Redis clients, if not the one in `members` (for instance 0.0.0.0).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redis_listen: Option<SocketAddr>,
+    /// Where other members' packets go, as `ID=IP:PORT`, whatever the cluster's record says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub member_addresses: Vec<String>,
+}
+
+impl Node {
+    /// Adds addresses of other members, in the place of those that the file has for the same ids.
+    pub fn add_member_addresses(&mut self, added: &[String]) {
+        let id = |text: &str| text.split_once('=').map(|(id, _)| id.trim().to_owned());
+        for new in added {
+            self.member_addresses.retain(|old| id(old) != id(new));
+        }
+        self.member_addresses.extend_from_slice(added);
+    }
 }
 
 /// Limits.
@@ -272,13 +334,15 @@ impl Default for Limits {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reads {
-    /// How Redis connections read until they say otherwise (CLIENT READMODE): `index`, `log`, `lease`, `weak`.
+    /// How Redis connections read until they say otherwise (CLIENT READMODE): `index`, `log`,
+    /// `lease`, `weak`.
     pub mode: String,
     /// Whether reads may rest on the leader's lease. The same on all nodes.
     pub lease: bool,
     /// How much the speed of this machine's steady clock may be off, in millionths.
     pub clock_drift_ppm: u32,
-    /// How old, in milliseconds, what a follower shows to READONLY connections may be; 0: followers show nothing.
+    /// How old, in milliseconds, what a follower shows to READONLY connections may be; 0: followers
+    /// show nothing.
     pub follower_staleness_ms: u64,
 }
 
@@ -330,6 +394,10 @@ impl Default for Timing {
     }
 }
 
+fn is_true(is: &bool) -> bool {
+    *is
+}
+
 fn is_zero(number: &u16) -> bool {
     *number == 0
 }
@@ -373,8 +441,15 @@ impl File {
     pub fn read(path: &Path) -> Result<File> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        syntax::parse(&text)
-            .with_context(|| format!("{} is not a valid node configuration", path.display()))
+        let parsed = syntax::parse(&text);
+        if parsed.is_err() && syntax::parse::<crate::pmkv::file::ClusterFile>(&text).is_ok() {
+            bail!(
+                "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start with --engine pmkv --id N, and \
+                 `ctl members` and its siblings look at them; this is for the other engines",
+                path.display()
+            );
+        }
+        parsed.with_context(|| format!("{} is not a valid node configuration", path.display()))
     }
 
     /// What the flags of `cyclone serve` say; data and region are set by their own flags.
@@ -432,12 +507,14 @@ impl File {
                 pin_cpu: None,
                 password: None,
                 redis_listen: None,
+                member_addresses: Vec::new(),
             },
             limits: Limits::default(),
             timing: Timing::default(),
             reads: Reads::default(),
             redis: RedisPort::default(),
             metrics: Metrics::default(),
+            log: Log::default(),
         })
     }
 
@@ -460,6 +537,20 @@ impl File {
                 durability,
             })),
         }
+    }
+
+    fn member_addresses(&self) -> Result<Vec<(u64, SocketAddr)>> {
+        let parse = |text: &String| {
+            let wrong = || format!("node.member_addresses: {text:?} is not ID=IP:PORT");
+            let (id, address) = text.split_once('=').with_context(wrong)?;
+            let id = id.parse().with_context(wrong)?;
+            let address = address.parse().with_context(wrong)?;
+            if !is_reachable(address) {
+                bail!("node.member_addresses: {text:?}: nobody can be reached there");
+            }
+            Ok((id, address))
+        };
+        self.node.member_addresses.iter().map(parse).collect()
     }
 
     fn archive(&self) -> Option<ArchiveConfig> {
@@ -493,6 +584,7 @@ impl File {
                     redis: m.redis,
                 })
                 .collect(),
+            member_addresses: self.member_addresses()?,
             bootstrap,
             join: false,
             logs: self.cluster.logs,
@@ -519,6 +611,7 @@ impl File {
             election: Duration::from_millis(self.timing.election_ms),
             max_key_bytes: self.limits.max_key_bytes,
             max_value_bytes: self.limits.max_value_bytes,
+            max_work_bytes: 0,
             max_pending: self.limits.max_pending,
             block_cache_bytes: self.limits.block_cache_bytes,
             flash: self.flash()?,

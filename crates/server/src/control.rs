@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use cyclone_gateway::MemberRequest as Change;
 
-use crate::{backup, change, ctl, members, pmkv, resp};
+use crate::{backup, change, clock, ctl, members, pmkv, resp};
 
 /// `cyclone ctl`.
 #[derive(Args)]
@@ -45,7 +45,8 @@ pub struct Login {
     /// Speak TLS.
     #[arg(long)]
     tls: bool,
-    /// PEM file of the authority that signed the nodes' certificates; without it, the system's authorities.
+    /// PEM file of the authority that signed the nodes' certificates; without it, the system's
+    /// authorities.
     #[arg(long, requires = "tls")]
     cacert: Option<PathBuf>,
     /// PEM file of this client's certificate, where nodes want one.
@@ -82,7 +83,8 @@ enum CtlCommand {
     /// Clusters of `--engine pmkv`.
     #[command(flatten)]
     Pmkv(pmkv::ctl::Command),
-    /// Role, indexes and durability of every node.
+    /// All engines: role, indexes and durability of every node; of pmkv, what each server serves
+    /// and holds.
     Status {
         /// How to get in.
         #[command(flatten)]
@@ -91,12 +93,18 @@ enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Who takes part in the cluster.
+    /// Engines rocksdb and memory: who takes part in the cluster. For pmkv: `members`.
     Member {
         #[command(subcommand)]
         command: MemberCommand,
     },
-    /// Backups: the state of a running cluster in a file, and a new cluster from such a file.
+    /// Engines rocksdb and memory: the clock by which keys expire.
+    Clock {
+        #[command(subcommand)]
+        command: ClockCommand,
+    },
+    /// Engines rocksdb and memory: backups. The state of a running cluster in a file, and a new
+    /// cluster from such a file.
     Snapshot {
         #[command(subcommand)]
         command: SnapshotCommand,
@@ -106,6 +114,17 @@ enum CtlCommand {
         /// Print a whole line of the file of users for this name.
         #[arg(long)]
         user: Option<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum ClockCommand {
+    /// Set it to the time that a majority of the nodes' wall clocks agree on, also back: after it
+    /// was ahead.
+    Reset {
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
     },
 }
 
@@ -120,7 +139,8 @@ enum MemberCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Take in a new replica: it receives the logs and does not vote yet. Start it with `serve --join`.
+    /// Take in a new replica: it receives the logs and does not vote yet. Start it with `serve
+    /// --join`.
     Add {
         /// Who it is.
         #[command(flatten)]
@@ -129,7 +149,8 @@ enum MemberCommand {
         #[command(flatten)]
         asking: Asking,
     },
-    /// Let the others reach a replica elsewhere, under its old id and with what it has: its files move with it.
+    /// Let the others reach a replica elsewhere, under its old id and with what it has: its files
+    /// move with it. Start it there first.
     Move {
         /// Its id.
         id: u64,
@@ -139,6 +160,9 @@ enum MemberCommand {
         /// Its Redis port from now on; where it was if left out.
         #[arg(long)]
         redis: Option<SocketAddr>,
+        /// Also where it does not answer at its new address yet.
+        #[arg(long)]
+        force: bool,
         /// How to get in, and for how long to wait.
         #[command(flatten)]
         asking: Asking,
@@ -159,7 +183,8 @@ enum MemberCommand {
         #[command(flatten)]
         asking: Asking,
     },
-    /// Let a replica go and a new one take its place, also where the old one has lost its memory: it comes back as the new one.
+    /// Let a replica go and a new one take its place, also where the old one has lost its memory:
+    /// it comes back as the new one.
     Replace {
         /// Who goes.
         old: u64,
@@ -209,8 +234,17 @@ impl MemberCommand {
                 id,
                 packet,
                 redis,
+                force,
                 asking,
-            } => (Change::Move { id, packet, redis }, asking),
+            } => {
+                let change = Change::Move {
+                    id,
+                    packet,
+                    redis,
+                    force,
+                };
+                (change, asking)
+            }
             MemberCommand::Promote { id, asking } => (Change::Promote { id }, asking),
             MemberCommand::Remove { id, asking } => (Change::Remove { id }, asking),
             MemberCommand::Replace { old, new, asking } => {
@@ -257,7 +291,8 @@ enum SnapshotCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Make the data directory of a new node from a file; on every node of the new cluster, before its first start.
+    /// Make the data directory of a new node from a file; on every node of the new cluster, before
+    /// its first start.
     Restore {
         /// The file.
         file: PathBuf,
@@ -276,8 +311,8 @@ struct PointArgs {
     /// A directory of archive files (`serve --archive`); give all nodes' that there are.
     #[arg(long, value_name = "DIR")]
     archive: Vec<PathBuf>,
-    /// Everything up to this moment by the leader's clock: 2026-11-21T23:30:00Z, with fractions and offsets if wished, or
-    /// milliseconds since 1970. Without it, everything archived.
+    /// Everything up to this moment by the leader's clock: 2026-11-21T23:30:00Z, with fractions and
+    /// offsets if wished, or milliseconds since 1970. Without it, everything archived.
     #[arg(
         long,
         value_name = "TIME",
@@ -338,6 +373,13 @@ impl Arguments {
             CtlCommand::Pmkv(command) => pmkv::ctl::run(&command),
             CtlCommand::Status { access, json } => {
                 ctl::status(access.connect, &access.read()?, json)
+            }
+            CtlCommand::Clock {
+                command: ClockCommand::Reset { asking },
+            } => {
+                let access = &asking.access;
+                let patience = Duration::from_secs(asking.wait);
+                clock::reset(access.connect, &access.read()?, patience)
             }
             CtlCommand::Member { command } => command.run(),
             CtlCommand::Snapshot { command } => command.run(),

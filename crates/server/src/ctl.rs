@@ -11,6 +11,9 @@ use serde::Serialize;
 use crate::resp::{self, Access};
 use crate::told::told;
 
+/// A state's clock that is further ahead of a node's wall clock is shown.
+const CLOCK_AHEAD_MS: i64 = 5_000;
+
 /// One node's line.
 #[derive(Serialize)]
 struct NodeStatus {
@@ -27,11 +30,116 @@ struct NodeStatus {
     durability: String,
     survives: String,
     region: String,
+    /// `ok`, `stalled`, `no-space` or `damaged`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    store_state: String,
+    /// What the store said, where its disk is full or it is damaged.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    store_error: String,
+    /// The node's wall clock less the time that a majority of the voters' clocks agree on, where
+    /// that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wall_clock_offset_ms: Option<i64>,
     /// Every log by itself; what stands above is log 0's.
     logs: Vec<LogStatus>,
+    /// What a server of engine pmkv says of itself; it has no logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pmkv: Option<PmkvStatus>,
 }
 
-/// How far a log is, and its second level: what a node tells of each log, and of log 0 once more as its own.
+/// A server of engine pmkv.
+#[derive(Clone, Default, Serialize)]
+struct PmkvStatus {
+    server: u64,
+    term: u64,
+    members: u64,
+    lease: bool,
+    replication: String,
+    shards_serving: u64,
+    shards_preparing: u64,
+    shards_held: u64,
+    shards_whole: u64,
+    segments: u64,
+    segments_free: u64,
+    full: bool,
+}
+
+/// What only servers of engine pmkv say in INFO.
+const OF_PMKV: &str = "pmkv_server";
+
+/// Refuses to ask a cluster of engine pmkv for what only the others have. Where no node answers,
+/// nothing is refused.
+///
+/// # Errors
+/// The cluster is one of engine pmkv.
+pub(crate) fn refuse_pmkv(connect: SocketAddr, access: &Access, what: &str) -> Result<()> {
+    let info = resp::connect_with(connect, access, Duration::from_secs(2))
+        .and_then(|mut open| resp::info_of(&mut open));
+    if info.is_ok_and(|info| info.contains_key(OF_PMKV)) {
+        bail!(
+            "{connect} is a server of engine pmkv, and {what} is for the engines rocksdb and memory; for pmkv there are \
+             `ctl members`, `shards`, `drain` and others, with --config and the cluster's file (docs/pmkv.md)"
+        );
+    }
+    Ok(())
+}
+
+impl PmkvStatus {
+    fn of(info: &HashMap<String, String>) -> Option<PmkvStatus> {
+        let text = |name: &str| info.get(&format!("pmkv_{name}")).cloned();
+        let number = |name: &str| text(name).and_then(|it| it.parse().ok()).unwrap_or(0);
+        info.contains_key(OF_PMKV).then(|| PmkvStatus {
+            server: number("server"),
+            term: number("term"),
+            members: number("members"),
+            lease: number("lease") == 1,
+            replication: text("replication").unwrap_or_default(),
+            shards_serving: number("shards_serving"),
+            shards_preparing: number("shards_preparing"),
+            shards_held: number("shards_held"),
+            shards_whole: number("shards_whole"),
+            segments: number("segments"),
+            segments_free: number("segments_free"),
+            full: number("full") == 1,
+        })
+    }
+
+    fn heading() {
+        println!(
+            "{:<22} {:>6} {:>6} {:>7} {:<5} {:>7} {:>9} {:>6} {:>6} {:>16}  replication, survives",
+            "address",
+            "server",
+            "term",
+            "members",
+            "lease",
+            "serving",
+            "preparing",
+            "held",
+            "whole",
+            "segments free"
+        );
+    }
+
+    fn print(&self, address: &str, survives: &str) {
+        println!(
+            "{address:<22} {:>6} {:>6} {:>7} {:<5} {:>7} {:>9} {:>6} {:>6} {:>16}  {}, {survives}{}",
+            self.server,
+            self.term,
+            self.members,
+            if self.lease { "yes" } else { "no" },
+            self.shards_serving,
+            self.shards_preparing,
+            self.shards_held,
+            self.shards_whole,
+            format!("{} of {}", self.segments_free, self.segments),
+            self.replication,
+            if self.full { ", FULL" } else { "" }
+        );
+    }
+}
+
+/// How far a log is, and its second level: what a node tells of each log, and of log 0 once more as
+/// its own.
 #[derive(Clone, Default, Serialize)]
 struct Reached {
     term: u64,
@@ -41,6 +149,8 @@ struct Reached {
     commit: u64,
     applied: u64,
     flushed: u64,
+    /// The state's clock less the node's wall clock.
+    clock_offset_ms: i64,
     #[serde(skip_serializing_if = "String::is_empty")]
     flash_state: String,
     flash_used_bytes: u64,
@@ -81,6 +191,7 @@ impl LogStatus {
                 commit: number("commit"),
                 applied: number("applied"),
                 flushed: number("flushed"),
+                clock_offset_ms: text("clock_offset_ms").parse().unwrap_or(0),
                 flash_state: text("flash_state"),
                 flash_used_bytes: number("flash_used_bytes"),
                 flash_capacity_bytes: number("flash_capacity_bytes"),
@@ -113,7 +224,13 @@ impl LogStatus {
                 self.archive_behind
             ),
         };
-        let parts = [survives, &flash, &archive];
+        // Where nothing is written the state's clock stands still: only one that is ahead says
+        // something.
+        let clock = match reached.clock_offset_ms {
+            ..=CLOCK_AHEAD_MS => String::new(),
+            ahead_ms => format!("STATE'S CLOCK {} s AHEAD", ahead_ms / 1_000),
+        };
+        let parts = [survives, &flash, &archive, &clock];
         let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         println!(
             "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
@@ -154,7 +271,11 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         durability: text("cyclone_durability"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
+        store_state: text("cyclone_store_state"),
+        store_error: text("cyclone_store_error"),
+        wall_clock_offset_ms: text("cyclone_clock_offset_ms").parse().ok(),
         logs,
+        pmkv: PmkvStatus::of(&info),
     }
 }
 
@@ -179,7 +300,8 @@ fn address_of(line: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
 }
 
-/// `cyclone ctl hash-password`: reads a password from standard input, up to the first line's end, and prints its hash.
+/// `cyclone ctl hash-password`: reads a password from standard input, up to the first line's end,
+/// and prints its hash.
 ///
 /// # Errors
 /// An empty or overlong password.
@@ -205,6 +327,18 @@ pub fn hash_password(user: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// The servers of a cluster of engine pmkv.
+fn print_pmkv(nodes: &[NodeStatus]) {
+    PmkvStatus::heading();
+    for node in nodes {
+        match (&node.pmkv, &node.error) {
+            (Some(server), _) => server.print(&node.address, &node.survives),
+            (None, Some(error)) => println!("{:<22} unreachable: {error}", node.address),
+            (None, None) => println!("{:<22} says nothing of itself", node.address),
+        }
+    }
+}
+
 /// Prints the status of all nodes.
 pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
     let nodes: Vec<NodeStatus> = addresses(connect, access)?
@@ -213,6 +347,10 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
         .collect();
     if json {
         println!("{}", serde_json::json!({ "nodes": nodes }));
+        return Ok(());
+    }
+    if nodes.iter().any(|node| node.pmkv.is_some()) {
+        print_pmkv(&nodes);
         return Ok(());
     }
     println!(
@@ -245,6 +383,27 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             }
         }
     }
+    for node in nodes.iter().filter(|node| node.reachable) {
+        if !matches!(node.store_state.as_str(), "" | "ok") {
+            println!("{}", warning_of_store(node));
+        }
+    }
+    for node in &nodes {
+        if let Some(offset_ms) = node.wall_clock_offset_ms
+            && offset_ms.unsigned_abs() > CLOCK_AHEAD_MS.unsigned_abs()
+        {
+            println!(
+                "warning: the wall clock of node {} differs by {offset_ms} ms from the time that a majority agrees on",
+                node.id
+            );
+        }
+    }
+    let is_ahead = |log: &LogStatus| log.reached.clock_offset_ms > CLOCK_AHEAD_MS;
+    if nodes.iter().any(|node| node.logs.iter().any(is_ahead)) {
+        println!(
+            "warning: the state's clock is ahead, so keys expire late; where the nodes' wall clocks are right: ctl clock reset"
+        );
+    }
     if nodes
         .iter()
         .any(|node| node.reachable && node.survives != "power-loss")
@@ -254,6 +413,21 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// What is wrong with a node's store, and what helps.
+fn warning_of_store(node: &NodeStatus) -> String {
+    let remedy = match node.store_state.as_str() {
+        "damaged" => "replace the node with `cyclone ctl member replace`",
+        "no-space" => "it goes on when its disk has room",
+        _ => "it takes nothing at present; look at its disk",
+    };
+    let (id, state, error) = (node.id, &node.store_state, &node.store_error);
+    let error = match error.is_empty() {
+        true => String::new(),
+        false => format!(" ({error})"),
+    };
+    format!("warning: the store of node {id} is {state}{error}: {remedy}")
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! `cyclone demo`: three replicas on this machine take writes from Redis clients, the leader is killed with SIGKILL, a
-//! new one takes over, the killed one returns, and every acknowledged write is looked for.
+//! `cyclone demo`: three replicas on this machine take writes from Redis clients, the leader is
+//! killed with SIGKILL, a new one takes over, the killed one returns, and every acknowledged write
+//! is looked for.
 //!
-//! Each writer owns its keys and writes an increasing number to them, so what a key may hold at the end is known: the last
-//! acknowledged number, or a later one whose outcome the writer never learnt.
+//! Each writer owns its keys and writes an increasing number to them, so what a key may hold at the
+//! end is known: the last acknowledged number, or a later one whose outcome the writer never
+//! learnt.
 
 mod place;
 
@@ -134,7 +136,8 @@ fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
                 note_failover(shared, address, now_us);
             }
             Err(error) => {
-                // Whether it was executed or not, the number may be in the store: `sent` remembers it.
+                // Whether it was executed or not, the number may be in the store: `sent` remembers
+                // it.
                 address = next_address(Some(&error), address, &shared.addresses);
                 connection = None;
                 std::thread::sleep(Duration::from_millis(1));
@@ -479,7 +482,8 @@ fn wait_until_level(
     }
 }
 
-/// Reads a key from whoever leads, and says how long that took. On a machine with other work the lead may change meanwhile: then from the next one.
+/// Reads a key from whoever leads, and says how long that took. On a machine with other work the
+/// lead may change meanwhile: then from the next one.
 fn read_back(
     cluster: &mut LocalCluster,
     connection: &mut Option<redis::Connection>,
@@ -507,7 +511,8 @@ fn read_back(
     }
 }
 
-/// Looks for every acknowledged write, at the leader; then makes sure that the replicas hold the same state.
+/// Looks for every acknowledged write, at the leader; then makes sure that the replicas hold the
+/// same state.
 fn verify(
     cluster: &mut LocalCluster,
     known: &[Vec<Known>],

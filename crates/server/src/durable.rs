@@ -4,13 +4,27 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the old one back.
+use cyclone_pmem::private_file;
+
+/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the
+/// old one back.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = fs::File::create(&new)?;
+    let mut file = private_file()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&new)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     rename(&new, path)
+}
+
+/// Writes a file that holds keys: no other user may read it.
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut new = private_file();
+    let mut file = new.write(true).create(true).truncate(true).open(path)?;
+    file.write_all(text.as_bytes())
 }
 
 /// Gives a file another name, durably.

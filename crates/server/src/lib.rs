@@ -1,9 +1,11 @@
 //! What the `cyclone` program is made of; a library so that tests can start real clusters.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod backup;
 pub mod bench;
 pub mod change;
+pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod control;
@@ -15,7 +17,11 @@ pub mod members;
 pub mod metrics;
 pub mod netlab;
 pub mod pmkv;
+pub mod recover;
+pub mod reload;
 pub mod repair;
 pub mod resp;
 pub mod serve;
+pub mod signals;
 pub mod told;
+mod trim;

@@ -1,5 +1,5 @@
-//! `cyclone log`: what a stopped node's region and flash hold, and whether it is whole. Nothing is changed, except by
-//! `repair` when told to.
+//! `cyclone log`: what a stopped node's region and flash hold, and whether it is whole. Nothing is
+//! changed, except by `repair` when told to.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,8 @@ enum Command {
         #[command(flatten)]
         place: Place,
     },
-    /// Say what is damaged and what would mend it; with --apply do it. Only what loses nothing, unless told otherwise.
+    /// Say what is damaged and what would mend it; with --apply do it. Only what loses nothing,
+    /// unless told otherwise.
     Repair(crate::repair::Arguments),
 }
 
@@ -222,6 +223,14 @@ impl Found {
     }
 }
 
+/// Which entries there are.
+fn range(first: u64, last: u64) -> String {
+    match last < first {
+        true => format!("no entries, the next is {first}"),
+        false => format!("entries {first}..={last}"),
+    }
+}
+
 impl Place {
     fn find(&self) -> Result<Whereabouts> {
         let Some(path) = &self.config else {
@@ -296,11 +305,10 @@ impl Place {
         for log in logs {
             for level in &log.levels {
                 print!(
-                    "log {} {:<5} entries {}..={} ({} checked), {} of {} bytes",
+                    "log {} {:<5} {} ({} checked), {} of {} bytes",
                     log.log,
                     level.level,
-                    level.first,
-                    level.last,
+                    range(level.first, level.last),
                     level.checked,
                     level.used_bytes,
                     level.capacity_bytes
@@ -366,6 +374,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn empty_level_has_no_range() {
+        assert_eq!(range(1, 0), "no entries, the next is 1");
+        assert_eq!(range(7, 7), "entries 7..=7");
+    }
 
     #[test]
     fn problems_are_told_one_by_one() {

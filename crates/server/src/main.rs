@@ -13,9 +13,10 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone::told::told;
-use cyclone::{bench, cluster, config, control, demo, logtool, pmkv};
+use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
+use rustix::fs::Mode;
 
 /// Replicated durability for key-value stores at memory speed.
 #[derive(Parser)]
@@ -29,12 +30,16 @@ struct Cli {
 enum Command {
     /// Run one node of a cluster.
     Serve(Box<serve_command::Serve>),
-    /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
+    /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that
+    /// nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
     Ctl(control::Arguments),
-    /// Look at what a stopped node's region and flash hold, and mend it.
+    /// Look at what a stopped node's region and flash hold, and mend it. Not for pmkv.
     Log(logtool::Arguments),
+    /// Engines rocksdb and memory: make a new cluster of one member from what one replica of a lost
+    /// cluster has. The last resort, see docs/operations.md.
+    Recover(recover::Arguments),
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -59,7 +64,8 @@ struct Demo {
     /// For pmkv: rowan (the default), tailwind, hyperloop, rpc, rwrite, batch or share.
     #[arg(long)]
     replication: Option<String>,
-    /// For pmkv: the servers' leases in milliseconds; by default 10 with four cores for each server, 20 with fewer.
+    /// For pmkv: the servers' leases in milliseconds; by default 10 with four cores for each
+    /// server, 20 with fewer.
     #[arg(long)]
     lease_ms: Option<u64>,
     /// Number of physical logs, 1 by default. Not for pmkv.
@@ -77,15 +83,9 @@ struct Bench {
 enum BenchCommand {
     /// Blind writes: throughput and latency at 1, 32 and 256 in flight, beside RocksDB alone.
     Put {
-        /// One JSON line per point.
-        #[arg(long)]
-        json: bool,
-        /// Under 45 seconds.
-        #[arg(long)]
-        quick: bool,
-        /// Seed of the key sequences.
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
         /// Also etcd, three members (`make bench-peers` installs it).
         #[arg(long)]
         peers: bool,
@@ -102,7 +102,8 @@ enum BenchCommand {
         #[arg(long, default_value = "authenticated")]
         security: String,
     },
-    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs root.
+    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs
+    /// root.
     Net {
         /// Shared options.
         #[command(flatten)]
@@ -114,8 +115,8 @@ enum BenchCommand {
         #[arg(long, default_value = "")]
         only: String,
     },
-    /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it refuses, whether it
-    /// elects.
+    /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it
+    /// refuses, whether it elects.
     Overload {
         /// Shared options.
         #[command(flatten)]
@@ -126,18 +127,20 @@ enum BenchCommand {
         /// Minutes of three times the load at the end.
         #[arg(long, default_value_t = 0)]
         minutes: u64,
-        /// Shortest silence before an election, in milliseconds; the default if left out. Longer on a machine that others
-        /// use as well.
+        /// Shortest silence before an election, in milliseconds; the default if left out. Longer on
+        /// a machine that others use as well.
         #[arg(long)]
         election_ms: Option<u64>,
         /// Physical logs.
         #[arg(long, default_value_t = 1)]
         logs: u16,
-        /// Threads of each node that run a loop for each log, with a packet port each; 0: one loop for all.
+        /// Threads of each node that run a loop for each log, with a packet port each; 0: one loop
+        /// for all.
         #[arg(long, default_value_t = 0)]
         log_threads: u16,
     },
-    /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
+    /// The log-structured store with every replication: YCSB, write amplification, takeover and
+    /// cold start.
     Pmkv {
         /// Shared options.
         #[command(flatten)]
@@ -152,19 +155,25 @@ enum BenchCommand {
         /// The role, as JSON.
         role: String,
     },
-    /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers, with CSV and pictures.
+    /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers,
+    /// with CSV and pictures.
     Run(bench::plans::Run),
-    /// Run all plans and write the index of the papers' figures.
+    /// Run all plans of docs/figures (cyclone fig. 1 and 8 to 20, rowan fig. 9 and 16, YCSB, peers)
+    /// and write their index.
     Figures(bench::plans::Figures),
-    /// Ganged operations over 1 to 8 logs beside a two-phase commit (cyclone fig. 13): the plan `fig13`.
+    /// Ganged operations over 1 to 8 logs beside a two-phase commit (cyclone fig. 13): the plan
+    /// `fig13`.
     Gang(bench::plans::Common),
     /// Batches of 1 to 32 keys beside RocksDB alone (cyclone fig. 17): the plan `fig17`.
     Batch(bench::plans::Common),
-    /// The log's second level (cyclone fig. 11, 12): the plans `fig11`, `fig12` and `flash`, and how fast entries drain.
+    /// The log's second level (cyclone fig. 11, 12): the plans `fig11`, `fig12` and `flash`, and
+    /// how fast entries drain.
     Flashlog(bench::flashlog::Flashlog),
-    /// A replica with much log behind it is killed and started again: how long until it serves, by phase.
+    /// A replica with much log behind it is killed and started again: how long until it serves, by
+    /// phase.
     Restart(bench::life::Restart),
-    /// Writes at full speed over a log of 64 MB and 256 MB of flash, minute after minute: space, memory, stalls, elections.
+    /// Writes at full speed over a log of 64 MB and 256 MB of flash, minute after minute: space,
+    /// memory, stalls, elections.
     SoakLog(bench::life::Soak),
     /// CPU time per operation by the number of physical logs (cyclone fig. 8): the plan `logs`.
     Logs(bench::plans::Common),
@@ -218,7 +227,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes nothing.
+/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes
+/// nothing.
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -243,9 +253,9 @@ fn has_lost_reader(text: &str) -> bool {
     printing.iter().any(|it| text.starts_with(it)) && text.contains("Broken pipe")
 }
 
-/// What prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE stays ignored: with its usual
-/// effect a node that ends a connection would end this program as well, without a word. A node prints nothing but its log,
-/// which does without a reader.
+/// What prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE
+/// stays ignored: with its usual effect a node that ends a connection would end this program as
+/// well, without a word. A node prints nothing but its log, which does without a reader.
 fn end_with_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -256,17 +266,21 @@ fn end_with_reader() {
 }
 
 fn run(cli: Cli) -> Result<()> {
+    // Files hold keys and values, so they are for their owner alone; what benchmarks write holds
+    // neither.
+    if !matches!(cli.command, Command::Bench(_)) {
+        rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    }
     match cli.command {
-        Command::Serve(arguments) => serve_command::run(&arguments, stop_flag),
+        Command::Serve(arguments) => serve_command::run(&arguments),
         Command::Demo(arguments) => run_demo(arguments),
         Command::Ctl(arguments) => arguments.run(),
         Command::Log(arguments) => logtool::run(&arguments),
+        Command::Recover(arguments) => recover::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
-                    json,
-                    quick,
-                    seed,
+                    common,
                     peers,
                     engine,
                     polling,
@@ -276,9 +290,7 @@ fn run(cli: Cli) -> Result<()> {
         }) => {
             config::parse_engine(&engine)?;
             bench::put::run(&bench::put::Arguments {
-                json,
-                quick,
-                seed,
+                common,
                 peers,
                 engine,
                 polling,
@@ -321,10 +333,10 @@ fn run(cli: Cli) -> Result<()> {
         }) => bench::plans::run(&arguments, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Gang(common),
-        }) => bench::plans::run_named("fig13", common, &*stop_flag()?),
+        }) => bench::plans::run_named("gang", "fig13", &common, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Batch(common),
-        }) => bench::plans::run_named("fig17", common, &*stop_flag()?),
+        }) => bench::plans::run_named("batch", "fig17", &common, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Flashlog(arguments),
         }) => bench::flashlog::run(&arguments, &*stop_flag()?),
@@ -336,7 +348,7 @@ fn run(cli: Cli) -> Result<()> {
         }) => bench::life::soak(&arguments, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Logs(common),
-        }) => bench::plans::run_named("logs", common, &*stop_flag()?),
+        }) => bench::plans::run_named("logs", "logs", &common, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Figures(arguments),
         }) => bench::plans::figures(&arguments, &*stop_flag()?),
@@ -360,7 +372,8 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 ..cluster::Options::default()
             };
-            // A signal must not end this between the start of the nodes and their description: nobody could end them.
+            // A signal must not end this between the start of the nodes and their description:
+            // nobody could end them.
             let _ignored = stop_flag()?;
             cluster::start_and_describe(&directory, &options)
         }

@@ -75,14 +75,15 @@ fn progress(leader: &Info, log: u16, id: u64) -> Option<(u64, bool)> {
         0 => format!("cyclone_peer{id}"),
         other => format!("cyclone_log{other}_peer{id}"),
     };
-    let (matched, alive) = leader.get(&name)?.split_once(',')?;
+    let mut fields = leader.get(&name)?.split(',');
     Some((
-        matched.strip_prefix("matched=")?.parse().ok()?,
-        alive == "alive=1",
+        fields.next()?.strip_prefix("matched=")?.parse().ok()?,
+        fields.next()? == "alive=1",
     ))
 }
 
-/// Puts together what the nodes say. Of each log the word of whoever leads it counts; if nobody does, everybody's.
+/// Puts together what the nodes say. Of each log the word of whoever leads it counts; if nobody
+/// does, everybody's.
 fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
     let own = |info: &Info| number(info, "cyclone_id");
     let logs = nodes
@@ -191,6 +192,7 @@ impl Standing {
 /// # Errors
 /// When not even the named node answers.
 pub fn list(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
+    ctl::refuse_pmkv(connect, access, "`ctl member`")?;
     let mut nodes = Vec::new();
     let mut unreached = Vec::new();
     for address in ctl::addresses(connect, access)? {
@@ -264,7 +266,8 @@ mod tests {
         lines.iter().map(own).collect()
     }
 
-    /// The leader of the latest term is believed; one that was deposed and one that is gone are shown as what they are.
+    /// The leader of the latest term is believed; one that was deposed and one that is gone are
+    /// shown as what they are.
     #[test]
     fn the_latest_leader_is_believed() {
         let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
@@ -286,8 +289,8 @@ mod tests {
             ("cyclone_log0_voters", "1,2,4"),
             ("cyclone_log0_voters_outgoing", "1,2,3"),
             ("cyclone_log0_learners", "9"),
-            ("cyclone_peer1", "matched=70,alive=0"),
-            ("cyclone_peer4", "matched=100,alive=1"),
+            ("cyclone_peer1", "matched=70,alive=0,behind=30"),
+            ("cyclone_peer4", "matched=100,alive=1,behind=0"),
         ]);
         let members = gather(&[(address(1), deposed.clone()), (address(2), leader)]);
         let shown: Vec<_> = members

@@ -1,4 +1,5 @@
-//! Machines that are not there: network namespaces, for measuring and testing what needs real interfaces.
+//! Machines that are not there: network namespaces, for measuring and testing what needs real
+//! interfaces.
 //!
 //! ```text
 //!   bridge                                                mesh
@@ -7,8 +8,8 @@
 //!      └──────────── br0 ────────┘       in its own           every two joined by a cable, named after
 //!                                        namespace            the other's number; 10.77.1.1, .2, …
 //! ```
-//! Needs root and iproute2. Nothing outside these namespaces is touched; they go when the lab is dropped, or, if that
-//! never happens, when the next lab is made.
+//! Needs root and iproute2. Nothing outside these namespaces is touched; they go when the lab is
+//! dropped, or, if that never happens, when the next lab is made.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `cyclone log repair`: what could be done about a stopped node's damaged log; done only with `--apply`.
+//! `cyclone log repair`: what could be done about a stopped node's damaged log; done only with
+//! `--apply`.
 
 use std::path::PathBuf;
 
@@ -16,11 +17,17 @@ pub struct Arguments {
     /// The stopped node's configuration file.
     #[arg(long)]
     config: PathBuf,
+    /// The log region; overrides the file's.
+    #[arg(long)]
+    nvm: Option<PathBuf>,
+    /// The directory of the flash areas; overrides the file's.
+    #[arg(long)]
+    flash: Option<PathBuf>,
     /// Do it; without this, only say what would be done.
     #[arg(long)]
     apply: bool,
-    /// Also give up entries that only this log holds. This node then denies what it has acknowledged: only when a majority of
-    /// the cluster is lost anyway, and nothing else is left.
+    /// Also give up entries that only this log holds. This node then denies what it has
+    /// acknowledged: only when a majority of the cluster is lost anyway, and nothing else is left.
     #[arg(long)]
     accept_loss: bool,
     /// JSON instead of text.
@@ -46,12 +53,17 @@ fn told(finding: &Finding) -> String {
             first,
             held,
             last,
-        } => format!(
-            "{error}.\n  The store holds everything up to {held} by itself, and entries {} to {last} are whole: the log can \
-             begin at {}\n  instead of {first}. Nothing is lost.",
-            held + 1,
-            held + 1
-        ),
+        } => {
+            let rest = match last > held {
+                true => format!(", and entries {} to {last} are whole", held + 1),
+                false => ", and no entry lies behind".to_owned(),
+            };
+            format!(
+                "{error}.\n  The store holds everything up to {held} by itself{rest}: the log can begin at {}\n  \
+                 instead of {first}. Nothing is lost.",
+                held + 1
+            )
+        }
         Finding::Tail {
             error,
             from,
@@ -106,7 +118,7 @@ fn json(report: &Report) -> serde_json::Value {
         line
     };
     serde_json::json!({
-        "mended": report.mended,
+        "mended": report.repaired,
         "logs": report.logs.iter().map(log).collect::<Vec<_>>(),
     })
 }
@@ -116,7 +128,13 @@ fn json(report: &Report) -> serde_json::Value {
 /// # Errors
 /// What cannot be mended as told; a node that runs.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let file = File::read(&arguments.config)?;
+    let mut file = File::read(&arguments.config)?;
+    if let Some(nvm) = &arguments.nvm {
+        file.node.nvm.clone_from(nvm);
+    }
+    if arguments.flash.is_some() {
+        file.node.flash.clone_from(&arguments.flash);
+    }
     let config = file.to_config(false)?;
     // Another engine would find no store, and judge the log by that.
     engine::check(&config.data, config.engine)?;
@@ -129,14 +147,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             println!("log {}: {}", log.log, told(&log.finding));
         }
     }
-    let mendable = |log: &LogFinding| log.is_mendable(arguments.accept_loss);
+    let mendable = |log: &LogFinding| log.is_repairable(arguments.accept_loss);
     if !report.logs.iter().all(mendable) {
         bail!("not all logs can be mended without loss; nothing was changed");
     }
     if !arguments.json {
         println!(
             "{}",
-            match (report.mended, arguments.apply) {
+            match (report.repaired, arguments.apply) {
                 (true, true) => "every log reads back",
                 (true, false) => "nothing to do",
                 (false, _) => "nothing was changed; --apply does it",
@@ -144,4 +162,33 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use cyclone_wal::RingError;
+
+    use super::*;
+
+    #[test]
+    fn ranges_that_are_printed_hold_entries() {
+        let error = RingError::Corrupt {
+            index: 3,
+            what: "rotten",
+        };
+        let head = |last| Finding::Head {
+            error: error.clone(),
+            first: 1,
+            held: 200,
+            last,
+        };
+        let text = told(&head(200));
+        assert!(text.contains("no entry lies behind"), "{text}");
+        assert!(!text.contains("201 to 200"), "{text}");
+        assert!(text.contains("can begin at 201"), "{text}");
+        let text = told(&head(207));
+        assert!(text.contains("entries 201 to 207 are whole"), "{text}");
+        let empty = Finding::Sound { first: 8, last: 7 };
+        assert_eq!(told(&empty), "sound, and empty");
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::told::Denied;
+use crate::told::AccessDenied;
 
 /// What a node wants to see before it answers.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads the authority of the nodes' certificates (none: the system's) and this client's own certificate and key.
+    /// Reads the authority of the nodes' certificates (none: the system's) and this client's own
+    /// certificate and key.
     ///
     /// # Errors
     /// Files that cannot be read.
@@ -107,14 +108,14 @@ pub fn connect_with(
         Ok(()) => Ok(connection),
         Err(error) if error.code() == Some("WRONGPASS") => {
             let user = access.user.clone().unwrap_or_else(|| "default".to_owned());
-            Err(Denied::Password { address, user }.into())
+            Err(AccessDenied::Password { address, user }.into())
         }
         Err(error) => Err(explained(error, address, access)).context("AUTH"),
     }
 }
 
 fn explained(error: redis::RedisError, address: SocketAddr, access: &Access) -> anyhow::Error {
-    match Denied::of(&error, address, access.tls.is_some()) {
+    match AccessDenied::of(&error, address, access.tls.is_some()) {
         Some(denied) => denied.into(),
         None => error.into(),
     }
@@ -123,7 +124,7 @@ fn explained(error: redis::RedisError, address: SocketAddr, access: &Access) -> 
 /// Asks what may be the first thing asked on a connection: a password may be wanted.
 ///
 /// # Errors
-/// [`Denied::NoPassword`], or whatever else was answered.
+/// [`AccessDenied::NoPassword`], or whatever else was answered.
 pub fn first<T: redis::FromRedisValue>(
     command: &redis::Cmd,
     connection: &mut redis::Connection,
@@ -131,7 +132,7 @@ pub fn first<T: redis::FromRedisValue>(
     command
         .query(connection)
         .map_err(|error| match error.code() {
-            Some("NOAUTH") => Denied::NoPassword.into(),
+            Some("NOAUTH") => AccessDenied::NoPassword.into(),
             _ => error.into(),
         })
 }

@@ -3,6 +3,7 @@
 mod checks;
 mod cpus;
 pub(crate) mod engine;
+pub(crate) mod lock;
 mod port;
 
 use std::os::fd::OwnedFd;
@@ -11,11 +12,12 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use cyclone_gateway::{
-    Backend, Gateway, GatewayConfig, InfoSection, MemberRequest, Outcome, Route, SnapshotRequest,
-    Topology, TopologyNode,
+    Backend, Gateway, GatewayConfig, InfoSection, MemberRequest, Outcome, OwnKeys, Route,
+    SnapshotRequest, Topology, TopologyNode,
 };
 use cyclone_replica::{
-    BackupReply, BackupRequest, COMPANION, Companion, Config, LogStatus, Member, Node, Now, Reactor,
+    BackupReply, BackupRequest, COMPANION, Config, EventSource, KeysShown, LogStatus, Member, Node,
+    Now, Reactor, recover,
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
@@ -24,7 +26,9 @@ use mio::event::Event;
 
 use crate::backup::shelf;
 use crate::config::File;
-use crate::metrics::{self, Desk, Sheet, figures};
+use crate::metrics::{self, MetricsExchange, MetricsSnapshot, figures};
+use crate::reload::Renewals;
+use crate::trim::Trimmer;
 pub(crate) use checks::warn_of_few_files;
 pub use checks::{Checked, check};
 use cpus::{allowed_cpus, cpus_behind, pin};
@@ -32,6 +36,7 @@ use cpus::{allowed_cpus, cpus_behind, pin};
 /// The gateway as the loop's companion.
 struct Redis {
     gateway: Gateway,
+    trimmer: Trimmer,
 }
 
 /// Says which clients were closed because all together held too much memory.
@@ -42,7 +47,7 @@ pub(crate) fn tell_of_evictions(gateway: &mut Gateway) {
 }
 
 /// The node as the gateway's backend, for the length of a step.
-struct Behind<'a> {
+struct NodeBackend<'a> {
     node: &'a mut Node,
 }
 
@@ -64,7 +69,7 @@ fn node_name(cluster: u128, id: u64) -> String {
     format!("{:024x}{id:016x}", cluster >> 32)
 }
 
-impl Backend for Behind<'_> {
+impl Backend for NodeBackend<'_> {
     fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
         self.node.write(ticket, operation);
     }
@@ -85,12 +90,24 @@ impl Backend for Behind<'_> {
         self.node.forget_reads(tickets);
     }
 
-    fn is_pressed(&self) -> bool {
-        self.node.is_pressed()
+    fn is_backpressured(&self) -> bool {
+        self.node.is_backpressured()
     }
 
     fn reads_stale(&self, _slot: u16) -> bool {
         self.node.is_fresh_enough()
+    }
+
+    fn own_keys(&self) -> OwnKeys {
+        match self.node.own_keys() {
+            KeysShown::Yes => OwnKeys::Shown,
+            KeysShown::TooOld => OwnKeys::TooOld,
+            KeysShown::Installing => OwnKeys::Loading,
+        }
+    }
+
+    fn submit_own_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.node.read_own(ticket, query);
     }
 
     fn submit_digest(&mut self, ticket: u64) {
@@ -123,7 +140,17 @@ impl Backend for Behind<'_> {
         use cyclone_replica::MemberRequest as Asked;
         let asked = match request {
             MemberRequest::Add { id, packet, redis } => Asked::Add { id, packet, redis },
-            MemberRequest::Move { id, packet, redis } => Asked::Move { id, packet, redis },
+            MemberRequest::Move {
+                id,
+                packet,
+                redis,
+                force,
+            } => Asked::Move {
+                id,
+                packet,
+                redis,
+                force,
+            },
             MemberRequest::Promote { id } => Asked::Promote { id },
             MemberRequest::Remove { id } => Asked::Remove { id },
             MemberRequest::Replace {
@@ -142,6 +169,11 @@ impl Backend for Behind<'_> {
         true
     }
 
+    fn submit_clock_reset(&mut self, ticket: u64) -> bool {
+        self.node.reset_clock(ticket);
+        true
+    }
+
     fn route(&self, slot: u16) -> Route {
         let own = self.node.config().id;
         let redis_of = |id: u64| {
@@ -157,18 +189,17 @@ impl Backend for Behind<'_> {
         }
     }
 
+    fn makes_progress(&self) -> bool {
+        !self.node.is_stalled()
+    }
+
     fn topology(&self) -> Topology {
         let status = self.node.status();
         let log = &status.logs[0];
         let nodes = self.node.members().iter().filter_map(|member| {
-            let heard = log
-                .peers
-                .iter()
-                .find(|peer| peer.0 == member.id)
-                .is_none_or(|peer| peer.2);
             Some(TopologyNode {
                 is_leader: log.leader == Some(member.id),
-                alive: heard,
+                alive: self.node.is_alive(member.id),
                 ..name_of(self.node.config(), member)?
             })
         });
@@ -199,7 +230,7 @@ impl Backend for Behind<'_> {
             ),
             (
                 "cyclone_role".to_owned(),
-                if leads { "leader" } else { status.logs[0].role }.to_owned(),
+                if leads { "leader" } else { status.role() }.to_owned(),
             ),
             (
                 "cyclone_durability".to_owned(),
@@ -208,6 +239,23 @@ impl Backend for Behind<'_> {
             ("cyclone_survives".to_owned(), status.survives.clone()),
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
+        ours.push((
+            "cyclone_store_state".to_owned(),
+            status.store.name().to_owned(),
+        ));
+        if let Some(error) = &status.store_error {
+            let line = error.replace(['\r', '\n'], " ");
+            ours.push(("cyclone_store_error".to_owned(), line));
+        }
+        for (name, waits_us) in [
+            ("store", status.store_waits_us),
+            ("flash", status.flash_waits_us),
+        ] {
+            ours.push((
+                format!("cyclone_{name}_waits_ms"),
+                (waits_us / 1000).to_string(),
+            ));
+        }
         ours.push(("cyclone_logs".to_owned(), status.logs.len().to_string()));
         for (name, value) in [
             (
@@ -219,7 +267,12 @@ impl Backend for Behind<'_> {
         ] {
             ours.push((format!("cyclone_{name}"), value.to_string()));
         }
+        if let Some(offset_ms) = status.clock_offset_ms {
+            ours.push(("cyclone_clock_offset_ms".to_owned(), offset_ms.to_string()));
+        }
         for log in &status.logs {
+            let name = format!("cyclone_log{}_clock_offset_ms", log.log);
+            ours.push((name, log.clock_offset_ms.to_string()));
             ours.push((format!("cyclone_log{}_role", log.log), log.role.to_owned()));
             let mut add = |name: &str, value: u64| {
                 ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()))
@@ -266,9 +319,10 @@ impl Backend for Behind<'_> {
                     0 => format!("cyclone_peer{id}"),
                     other => format!("cyclone_log{other}_peer{id}"),
                 };
+                let (alive, behind) = (u8::from(*alive), log.behind(*matched));
                 ours.push((
                     name,
-                    format!("matched={matched},alive={}", u8::from(*alive)),
+                    format!("matched={matched},alive={alive},behind={behind}"),
                 ));
             }
         }
@@ -277,17 +331,32 @@ impl Backend for Behind<'_> {
             ("writes", c.writes),
             ("reads", c.reads),
             ("refused_busy", c.refused_busy),
+            ("refused_work", c.refused_work),
+            ("outcome_unknown", c.outcome_unknown),
+            ("refused_damaged", c.refused_damaged),
+            ("refused_not_leader", c.refused_not_leader),
+            ("discarded", c.discarded),
             ("gangs", c.gangs),
             ("gangs_aborted", c.gangs_aborted),
             ("malformed_packets", c.malformed),
             ("dropped_full", c.dropped_full),
             ("store_stalls", c.store_stalls),
+            ("store_timeouts", c.store_timeouts),
+            ("flash_timeouts", c.flash_timeouts),
+            ("store_no_space", c.store_no_space),
+            ("store_damaged", c.store_damaged),
+            ("handovers", c.handovers),
             ("slow_reads", c.slow_reads),
             ("snapshots_made", c.snapshots_made),
             ("snapshots_installed", c.snapshots_installed),
             ("longest_gap_us", c.longest_gap_us),
             ("loop_helped", c.helped),
             ("scan_snapshots", status.held_snapshots),
+            ("apply_largest_call_bytes", status.work_done.largest_call),
+            (
+                "apply_largest_command_bytes",
+                status.work_done.largest_command,
+            ),
         ] {
             ours.push((format!("cyclone_{name}"), value.to_string()));
         }
@@ -389,6 +458,7 @@ impl Redis {
                 cyclone_replica::Outcome::Lost => Outcome::Lost,
                 cyclone_replica::Outcome::Unknown => Outcome::Unknown,
                 cyclone_replica::Outcome::TooLarge => Outcome::TooLarge,
+                cyclone_replica::Outcome::Damaged => Outcome::Damaged,
             };
             self.gateway.complete(ticket, outcome);
         }
@@ -409,21 +479,23 @@ impl Redis {
             self.gateway.complete(ticket, outcome);
         }
         if work > 0 {
-            self.gateway.flush(now.steady_us, &Behind { node });
+            self.gateway.flush(now.steady_us, &NodeBackend { node });
         }
         work
     }
 }
 
-impl Companion for Redis {
+impl EventSource for Redis {
     fn ready(&mut self, event: &Event) {
         self.gateway.handle(event);
     }
 
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
-        let mut behind = Behind { node };
+        let mut behind = NodeBackend { node };
         let work = self.gateway.step(now.steady_us, &mut behind);
         tell_of_evictions(&mut self.gateway);
+        let held = self.gateway.held();
+        self.trimmer.note(held.input_bytes + held.output_bytes);
         if work > 0 {
             behind.node.note_work();
         }
@@ -439,19 +511,22 @@ impl Companion for Redis {
     }
 }
 
-/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for figures.
-struct Doors {
+/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for
+/// figures.
+struct LoopServices {
     redis: Option<Redis>,
-    figures: Option<Arc<Desk>>,
+    figures: Option<Arc<MetricsExchange>>,
+    /// What was read again for the Redis port.
+    renewals: Arc<Renewals>,
 }
 
-impl Doors {
+impl LoopServices {
     /// Answers who asks for figures.
     fn tell(&self, node: &Node) {
         let Some(desk) = self.figures.as_ref().filter(|desk| desk.is_asked()) else {
             return;
         };
-        let mut sheet = Sheet::default();
+        let mut sheet = MetricsSnapshot::default();
         figures::of_node(&mut sheet, node);
         if let Some(redis) = &self.redis {
             figures::of_gateway(&mut sheet, &redis.gateway);
@@ -460,7 +535,7 @@ impl Doors {
     }
 }
 
-impl Companion for Doors {
+impl EventSource for LoopServices {
     fn ready(&mut self, event: &Event) {
         if let Some(redis) = &mut self.redis {
             redis.ready(event);
@@ -470,7 +545,10 @@ impl Companion for Doors {
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         self.tell(node);
         match &mut self.redis {
-            Some(redis) => redis.step(now, node),
+            Some(redis) => {
+                self.renewals.apply(&mut redis.gateway);
+                redis.step(now, node)
+            }
             // Nothing is submitted in this process.
             None => node.take_completions().count(),
         }
@@ -488,12 +566,10 @@ impl Companion for Doors {
     }
 }
 
-/// What can be done for the Redis port before there is a node behind it: it is taken, and there are open files enough, also for the store.
+/// What can be done for the Redis port before there is a node behind it: it is taken, and there are
+/// open files enough, also for the store.
 fn prepare_redis(settings: &GatewayConfig) -> Result<OwnedFd> {
     let listen = settings.listen;
-    if settings.tls.is_none() && !listen.ip().is_loopback() && !settings.users.is_empty() {
-        tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
-    }
     checks::warn_of_few_files(settings, "limits.max_clients");
     port::reserve(listen)
 }
@@ -502,7 +578,8 @@ fn open_redis(settings: GatewayConfig, registry: &mio::Registry) -> Result<Redis
     let listen = settings.listen;
     let gateway = Gateway::new(settings, registry, COMPANION)
         .with_context(|| format!("cannot open the Redis port {listen}"))?;
-    Ok(Redis { gateway })
+    let trimmer = Trimmer::start().context("cannot start the thread that gives memory back")?;
+    Ok(Redis { gateway, trimmer })
 }
 
 /// What a node may take an empty directory and region for.
@@ -516,9 +593,18 @@ pub enum Beginning {
     Join,
 }
 
-/// Runs a node until `stop`.
-pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
+/// Runs a node until `stop`. `renewals`: what is read again for its Redis port meanwhile.
+pub fn run(
+    file: &File,
+    beginning: Beginning,
+    stop: &AtomicBool,
+    renewals: Arc<Renewals>,
+) -> Result<()> {
     let Checked { mut config, redis } = check(file, beginning)?;
+    let _locked = lock::make_and_take(&config.data)?;
+    let is_recovered = recover::prepare(&config)?;
+    // The first member of a recovered cluster begins it; no other may.
+    config.bootstrap |= is_recovered;
     shelf::check(&config.data, file.cluster.restored_from()?)?;
     engine::check(&config.data, config.engine)?;
     if let Some(cpu) = config.pin_cpu {
@@ -531,7 +617,7 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
     let figures = match file.metrics.listen {
         None => None,
         Some(listen) => {
-            let desk = Arc::new(Desk::new(reactor.waker()));
+            let desk = Arc::new(MetricsExchange::new(reactor.waker()));
             let address = metrics::serve(listen, Arc::clone(&desk))
                 .with_context(|| format!("cannot serve metrics at {listen}"))?;
             tracing::info!(%address, "metrics");
@@ -541,13 +627,21 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
     let (data, engine) = (config.data.clone(), config.engine);
     let mut node = Node::start(config, reactor.waker())?;
     engine::note(&data, engine);
+    if is_recovered {
+        recover::forget(&data);
+    }
     // Who comes before the node has recovered is refused: a client that waits knows of no other.
     let redis = match redis {
         None => None,
         Some(settings) => Some(open_redis(settings, reactor.registry())?),
     };
     drop(reserved);
-    let mut doors = Doors { redis, figures };
+    let mut doors = LoopServices {
+        redis,
+        figures,
+        renewals,
+    };
     reactor.run(&mut node, &mut doors, stop)?;
+    tracing::info!("this node has ended in order");
     Ok(())
 }

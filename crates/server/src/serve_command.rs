@@ -4,11 +4,12 @@ use std::env::VarError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use cyclone::{config, pmkv, serve};
+use cyclone::reload::{self, Reloader, Renewals, SetFilter, Source};
+use cyclone::{access, config, pmkv, serve, signals};
+use tracing_subscriber::EnvFilter;
 
 #[derive(Args)]
 pub struct Serve {
@@ -24,17 +25,20 @@ pub struct Serve {
     /// Without a file: the cluster's id, 32 hexadecimal digits.
     #[arg(long)]
     cluster_id: Option<String>,
-    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in CYCLONE_NODE_KEY.
+    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in
+    /// CYCLONE_NODE_KEY.
     #[arg(long)]
     node_key: Option<String>,
-    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in CYCLONE_CLIENT_KEY.
+    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in
+    /// CYCLONE_CLIENT_KEY.
     #[arg(long)]
     client_key: Option<String>,
-    /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the cluster is created.
+    /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the
+    /// cluster is created.
     #[arg(long)]
     bootstrap: bool,
-    /// Take an empty directory and region as a new replica of a cluster that exists, which is told of it by `ctl member add`. Give it
-    /// once, and never for an id that has run before.
+    /// Take an empty directory and region as a new replica of a cluster that exists, which is told
+    /// of it by `ctl member add`. Give it once, and never for an id that has run before.
     #[arg(long, conflicts_with = "bootstrap")]
     join: bool,
     /// Only read and check the configuration.
@@ -52,17 +56,19 @@ pub struct Serve {
     /// Overrides node.flash_bytes.
     #[arg(long)]
     flash_bytes: Option<u64>,
-    /// Overrides node.archive: directory into which committed entries are archived, for a restore to a point in time.
+    /// Overrides node.archive: directory into which committed entries are archived, for a restore
+    /// to a point in time.
     #[arg(long, value_name = "DIR")]
     archive: Option<PathBuf>,
     /// Overrides node.durability: nvm or flash.
     #[arg(long)]
     durability: Option<String>,
-    /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
-    /// and --id says which of its servers this is (docs/pmkv.md).
+    /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store,
+    /// --config is the cluster's file and --id says which of its servers this is (docs/pmkv.md).
     #[arg(long)]
     engine: Option<String>,
-    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
+    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's
+    /// file says.
     #[arg(long)]
     replication: Option<String>,
     /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
@@ -71,8 +77,8 @@ pub struct Serve {
     /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
     #[arg(long)]
     logs: Option<u16>,
-    /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each right behind the node's, the same
-    /// on all nodes; 0: one loop moves all logs.
+    /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each
+    /// right behind the node's, the same on all nodes; 0: one loop moves all logs.
     #[arg(long)]
     log_threads: Option<u16>,
     /// Overrides node.polling: adaptive, busy or event.
@@ -81,8 +87,9 @@ pub struct Serve {
     /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
-    /// Overrides node.interface: the network interface for --transport xdp; the ports for --transport dpdk, such as
-    /// "0000:3b:00.0" or "net_memif0,role=client,socket=/run/cyclone.sock".
+    /// Overrides node.interface: the network interface for --transport xdp; the ports for
+    /// --transport dpdk, such as "0000:3b:00.0" or
+    /// "net_memif0,role=client,socket=/run/cyclone.sock".
     #[arg(long)]
     interface: Option<String>,
     /// Overrides node.queues: how many of the interface's queues to use.
@@ -91,6 +98,15 @@ pub struct Serve {
     /// Overrides metrics.listen: serve figures for Prometheus at this address, over HTTP.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+    /// Where another member's packets go, as ID=IP:PORT, whatever the cluster's record says; repeat
+    /// for each. Undoes a `ctl member move` to a wrong address where it has left no majority. Adds
+    /// to node.member_addresses.
+    #[arg(long, value_name = "ID=ADDRESS")]
+    member_address: Vec<String>,
+    /// Overrides redis.protected_mode: whether a Redis port without password, users and client
+    /// certificates answers only clients on the loopback interface.
+    #[arg(long, value_name = "BOOL")]
+    protected_mode: Option<bool>,
     /// How to write the log to standard error.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -112,10 +128,10 @@ enum LogFormat {
 ///
 /// # Errors
 /// What is wrong with it; why it cannot go on.
-pub fn run(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>) -> Result<()> {
-    write_log(arguments.log_format)?;
+pub fn run(arguments: &Serve) -> Result<()> {
+    let set_filter = write_log(arguments.log_format)?;
     if arguments.engine.as_deref() == Some("pmkv") {
-        return serve_pmkv(arguments, stop);
+        return serve_pmkv(arguments, set_filter);
     }
     let for_pmkv = [
         ("--replication", arguments.replication.is_some()),
@@ -125,7 +141,9 @@ pub fn run(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>) ->
     let mut file = match &arguments.config {
         Some(path) => {
             arguments.refuse(&arguments.only_without_file(), "--config: the file says it")?;
-            config::File::read(path)?
+            let file = config::File::read(path)?;
+            access::warn_if_open_to_others("the configuration", path);
+            file
         }
         None => config::File::from_flags(
             arguments.id.unwrap_or(0),
@@ -175,6 +193,10 @@ pub fn run(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>) ->
     if arguments.metrics.is_some() {
         file.metrics.listen = arguments.metrics;
     }
+    file.node.add_member_addresses(&arguments.member_address);
+    if let Some(protected_mode) = arguments.protected_mode {
+        file.redis.protected_mode = protected_mode;
+    }
     let beginning = match (arguments.bootstrap, arguments.join) {
         (true, _) => serve::Beginning::Bootstrap,
         (_, true) => serve::Beginning::Join,
@@ -186,7 +208,20 @@ pub fn run(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>) ->
         return Ok(());
     }
     end_with_parent(arguments)?;
-    serve::run(&file, beginning, &*stop()?)
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
+    let renewals = Arc::new(Renewals::default());
+    let source = match &arguments.config {
+        Some(path) => Source::Node(path.clone()),
+        None => Source::Flags,
+    };
+    let reloader = Reloader::new(
+        source,
+        file.redis.clone(),
+        Some(set_filter),
+        Arc::clone(&renewals),
+    );
+    let stop = signals::take(reloader)?;
+    serve::run(&file, beginning, &stop, renewals)
 }
 
 /// A key from its flag, or from the environment.
@@ -220,6 +255,7 @@ impl Serve {
             ("--node-key", self.node_key.is_some()),
             ("--client-key", self.client_key.is_some()),
             ("--bootstrap", self.bootstrap),
+            ("--member-address", !self.member_address.is_empty()),
             ("--join", self.join),
             ("--data", self.data.is_some()),
             ("--nvm", self.nvm.is_some()),
@@ -250,25 +286,38 @@ impl Serve {
     }
 }
 
-/// Sends the log to standard error.
-fn write_log(format: LogFormat) -> Result<()> {
-    let wanted = match std::env::var("CYCLONE_LOG") {
-        Ok(wanted) => wanted,
-        Err(VarError::NotPresent) => "info".to_owned(),
-        Err(VarError::NotUnicode(_)) => bail!("CYCLONE_LOG is not UTF-8"),
-    };
-    let filter = tracing_subscriber::EnvFilter::try_new(&wanted).with_context(|| {
-        format!("CYCLONE_LOG = {wanted:?}: expected a level such as info, or TARGET=LEVEL between commas")
-    })?;
+/// Sends the log to standard error. Answers how to change its filter.
+fn write_log(format: LogFormat) -> Result<SetFilter> {
+    let filter = reload::filter_of(None)?.unwrap_or_else(|| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // Where nobody reads standard error any more, a complaint there about that would end the
+        // thread.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_target(false).init(),
+    Ok(match format {
+        LogFormat::Text => {
+            let log = log.with_target(false).with_filter_reloading();
+            let handle = log.reload_handle();
+            log.init();
+            Box::new(move |filter| handle.reload(filter).context("the log's filter"))
+        }
         // The fields on the top level, so that collectors find them without a rule.
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Json => {
+            let log = log.json().flatten_event(true).with_filter_reloading();
+            let handle = log.reload_handle();
+            log.init();
+            Box::new(move |filter| handle.reload(filter).context("the log's filter"))
+        }
+    })
+}
+
+/// Sets the filter that a file asks for, unless the environment does.
+fn set_filter_of(file: Option<&str>, set_filter: &SetFilter) -> Result<()> {
+    match reload::filter_of(file)? {
+        Some(filter) => set_filter(filter),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn end_with_parent(arguments: &Serve) -> Result<()> {
@@ -280,7 +329,7 @@ fn end_with_parent(arguments: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn serve_pmkv(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>) -> Result<()> {
+fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
     arguments.refuse(
         &arguments.not_for_pmkv(),
         "--engine pmkv: its servers are what the cluster's file says",
@@ -296,12 +345,22 @@ fn serve_pmkv(arguments: &Serve, stop: impl FnOnce() -> Result<Arc<AtomicBool>>)
         id,
         replication: arguments.replication.clone(),
         store: arguments.store.clone(),
+        protected_mode: arguments.protected_mode,
     };
+    let file = pmkv::check(&serve)?;
     if arguments.check {
-        pmkv::check(&serve)?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    pmkv::run(&serve, &*stop()?)
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
+    let renewals = Arc::new(Renewals::default());
+    let reloader = Reloader::new(
+        Source::Cluster(serve.config.clone()),
+        file.redis,
+        Some(set_filter),
+        Arc::clone(&renewals),
+    );
+    let stop = signals::take(reloader)?;
+    pmkv::run(&serve, &stop, renewals)
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-/// The error with its causes. A cause that what stands before it tells already, at its end or on the way, is left out; what [`Denied`] says is enough by itself.
+/// The error with its causes. A cause that what stands before it tells already, at its end or on
+/// the way, is left out; what [`AccessDenied`] says is enough by itself.
 pub fn told(error: &anyhow::Error) -> String {
-    if let Some(denied) = error.downcast_ref::<Denied>() {
+    if let Some(denied) = error.downcast_ref::<AccessDenied>() {
         return denied.to_string();
     }
     let mut line = String::new();
@@ -26,7 +27,7 @@ pub fn told(error: &anyhow::Error) -> String {
 
 /// Why a node's Redis port does not let somebody in. Asking it again changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AccessDenied {
     /// Whatever it speaks, it is not this.
     #[error(
         "what answers at {0} does not speak the Redis protocol in the clear; if the port speaks TLS, give --tls"
@@ -83,18 +84,20 @@ fn of_tls(error: &RedisError) -> Option<&rustls::Error> {
     input?.get_ref()?.downcast_ref()
 }
 
-impl Denied {
+impl AccessDenied {
     /// What an error on the way into a node comes to; `None`: it is none of these.
-    pub fn of(error: &RedisError, address: SocketAddr, tls: bool) -> Option<Denied> {
+    pub fn of(error: &RedisError, address: SocketAddr, tls: bool) -> Option<AccessDenied> {
         if !tls {
-            return (error.kind() == ErrorKind::Parse).then_some(Denied::NotPlain(address));
+            return (error.kind() == ErrorKind::Parse).then_some(AccessDenied::NotPlain(address));
         }
         let error = of_tls(error)?;
         let why = error.to_string();
         match error {
-            rustls::Error::InvalidMessage(_) => Some(Denied::NotTls(address)),
-            rustls::Error::InvalidCertificate(_) => Some(Denied::Certificate { address, why }),
-            rustls::Error::AlertReceived(_) => Some(Denied::Alert { address, why }),
+            rustls::Error::InvalidMessage(_) => Some(AccessDenied::NotTls(address)),
+            rustls::Error::InvalidCertificate(_) => {
+                Some(AccessDenied::Certificate { address, why })
+            }
+            rustls::Error::AlertReceived(_) => Some(AccessDenied::Alert { address, why }),
             _ => None,
         }
     }
@@ -119,10 +122,10 @@ mod tests {
             told(&middle),
             "region: the header is damaged; do not come back"
         );
-        let denied: anyhow::Result<()> = Err(Denied::NoPassword.into());
+        let denied: anyhow::Result<()> = Err(AccessDenied::NoPassword.into());
         let denied = denied.context("INFO").context("status");
         let denied = denied.expect_err("an error");
-        assert_eq!(told(&denied), Denied::NoPassword.to_string());
+        assert_eq!(told(&denied), AccessDenied::NoPassword.to_string());
     }
 
     #[test]
@@ -130,18 +133,21 @@ mod tests {
         let address = SocketAddr::from(([127, 0, 0, 1], 6379));
         let of = |error: rustls::Error| {
             let error = io::Error::new(io::ErrorKind::InvalidData, error);
-            Denied::of(&RedisError::from(error), address, true)
+            AccessDenied::of(&RedisError::from(error), address, true)
         };
         let unknown = rustls::CertificateError::UnknownIssuer;
         let denied = of(rustls::Error::InvalidCertificate(unknown));
         assert!(
-            matches!(denied, Some(Denied::Certificate { .. })),
+            matches!(denied, Some(AccessDenied::Certificate { .. })),
             "{denied:?}"
         );
         let denied = of(rustls::Error::AlertReceived(
             rustls::AlertDescription::CertificateRequired,
         ));
-        assert!(matches!(denied, Some(Denied::Alert { .. })), "{denied:?}");
+        assert!(
+            matches!(denied, Some(AccessDenied::Alert { .. })),
+            "{denied:?}"
+        );
         assert_eq!(of(rustls::Error::DecryptError), None);
     }
 }

@@ -1,5 +1,6 @@
-//! Restore to a point in time, with real processes: a snapshot, writes over several logs at known moments, and a new cluster
-//! brought to between two of them from the nodes' archives. And what an archive that cannot be written does to its cluster.
+//! Restore to a point in time, with real processes: a snapshot, writes over several logs at known
+//! moments, and a new cluster brought to between two of them from the nodes' archives. And what an
+//! archive that cannot be written does to its cluster.
 
 mod common;
 
@@ -99,8 +100,8 @@ fn save(cluster: &LocalCluster, file: &Path) {
     said(&["ctl", "snapshot", "save", text(file), "--connect", &address]);
 }
 
-/// A follower is killed and comes back while the others go on. Where flash is the only durable level its memory is lost as
-/// well: the archive is to go on from what flash brings back.
+/// A follower is killed and comes back while the others go on. Where flash is the only durable
+/// level its memory is lost as well: the archive is to go on from what flash brings back.
 fn restart_a_follower(cluster: &mut LocalCluster, durability: Option<&str>) {
     let leader = cluster.leader().expect("a leader");
     let follower = (leader + 1) % 3;
@@ -119,7 +120,8 @@ fn late(snapshot: &Path) -> PathBuf {
     snapshot.with_file_name("late")
 }
 
-/// The moments between the rounds, the snapshot, and the archives' directories; the cluster is gone.
+/// The moments between the rounds, the snapshot, and the archives' directories; the cluster is
+/// gone.
 fn old_cluster(
     directory: &Path,
     durability: Option<&str>,
@@ -241,7 +243,8 @@ fn to_a_moment(durability: Option<&str>, test: u16) {
     what_is_missing_is_told(&snapshot, &archives, &moments);
 }
 
-/// Files that are damaged or missing are named, with the entries that they should hold; another node's archive heals.
+/// Files that are damaged or missing are named, with the entries that they should hold; another
+/// node's archive heals.
 fn what_is_missing_is_told(snapshot: &Path, archives: &[PathBuf], moments: &[u64]) {
     let whole = shown(snapshot, &archives[0], &[]);
     let log = 1;
@@ -339,7 +342,8 @@ fn what_is_missing_is_told(snapshot: &Path, archives: &[PathBuf], moments: &[u64
     );
 }
 
-/// Node 0's archive fails; it goes on when what stands in its place is gone and it is back from where it was put away.
+/// Node 0's archive fails; it goes on when what stands in its place is gone and it is back from
+/// where it was put away.
 fn goes_on_once_it_is_back(cluster: &LocalCluster, archive: &Path, away: &Path) {
     let told = info(cluster, 0);
     assert!(
@@ -370,8 +374,8 @@ fn the_same_where_flash_is_the_only_durable_level() {
     to_a_moment(Some("flash"), 3);
 }
 
-/// The archive's disk fails for longer than the log has room. The cluster goes on and says so; the gap is recorded, and a
-/// restore across it is refused; behind it a new snapshot will do.
+/// The archive's disk fails for longer than the log has room. The cluster goes on and says so; the
+/// gap is recorded, and a restore across it is refused; behind it a new snapshot will do.
 #[test]
 fn an_archive_that_cannot_be_written_stops_nothing() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -436,8 +440,8 @@ fn an_archive_that_cannot_be_written_stops_nothing() {
     assert!(said(&behind).contains("restored_from = "));
 }
 
-/// A node is told to end while its archive's disk fails and much waits for it: it ends as told, at once, and what was not
-/// archived is archived after its next start.
+/// A node is told to end while its archive's disk fails and much waits for it: it ends as told, at
+/// once, and what was not archived is archived after its next start.
 #[test]
 fn a_node_whose_archive_fails_ends_as_told() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -470,8 +474,8 @@ fn a_node_whose_archive_fails_ends_as_told() {
     assert_eq!(info(&cluster, 0)["cyclone_log0_archive_gaps"], "0");
 }
 
-/// A node is killed, and its archive's disk is gone when it starts again: it serves, says so, and goes on with the archive where
-/// that ends once the disk is back.
+/// A node is killed, and its archive's disk is gone when it starts again: it serves, says so, and
+/// goes on with the archive where that ends once the disk is back.
 #[test]
 fn a_node_starts_without_its_archives_disk() {
     let directory = tempfile::tempdir().expect("temporary directory");

@@ -1,5 +1,5 @@
-//! Wrong configurations, regions, packets and connections: each has a clear error or is counted and dropped, and the
-//! node goes on.
+//! Wrong configurations, regions, packets and connections: each has a clear error or is counted and
+//! dropped, and the node goes on.
 
 mod common;
 
@@ -168,8 +168,26 @@ fn regions_that_are_not_this_replicas_memory_are_refused() {
     region.write_all_at(&[0xff; 8], 20).expect("damaged");
     assert_says(
         &refusal(&config, &[]),
-        &["header is damaged", "must not come back"],
+        &[
+            "header is damaged",
+            "must not come back",
+            "ctl member replace",
+            "serve --join",
+        ],
     );
+    // A file that never was one, of this size or another.
+    region.write_all_at(&[0xa5; 4096], 0).expect("damaged");
+    assert_says(
+        &refusal(&config, &[]),
+        &["this is not a log region", "node.nvm"],
+    );
+    let note = directory.path().join("note.txt");
+    fs::write(&note, "not a region\n").expect("written");
+    assert_says(
+        &refusal(&config, &["--nvm", note.to_str().expect("a path")]),
+        &["this is not a log region", "node.nvm"],
+    );
+    assert_eq!(fs::read(&note).expect("read"), b"not a region\n");
     region.write_all_at(&head, 0).expect("mended");
     drop(region);
 
@@ -187,7 +205,15 @@ fn regions_that_are_not_this_replicas_memory_are_refused() {
     .expect("moved back");
 
     fs::remove_file(region_of(&cluster)).expect("removed");
-    assert_says(&refusal(&config, &[]), &["is gone", "must not come back"]);
+    assert_says(
+        &refusal(&config, &[]),
+        &[
+            "is gone",
+            "must not come back",
+            "ctl member replace",
+            "serve --join",
+        ],
+    );
     // Not even by mistake.
     assert_says(&refusal(&config, &["--bootstrap"]), &["is gone"]);
 }
@@ -341,7 +367,8 @@ impl Eavesdropper {
         let mut from_client = None;
         let mut datagram = [0; 65_536];
         while !client.is_finished() {
-            // A time limit that has passed is no more than a chance to look whether the client has ended.
+            // A time limit that has passed is no more than a chance to look whether the client has
+            // ended.
             let Ok((length, from)) = self.socket.recv_from(&mut datagram) else {
                 continue;
             };

@@ -1,4 +1,5 @@
-//! `cyclone bench run` from plan to pictures, with real nodes. Nothing here depends on how fast the machine is.
+//! `cyclone bench run` from plan to pictures, with real nodes. Nothing here depends on how fast the
+//! machine is.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,6 +1,7 @@
-//! A cluster over DPDK on machines of the test's own making, without huge pages: over shared memory (net_memif, a cable
-//! between each two) and over veth pairs (net_af_packet). Nodes are killed with SIGKILL while a client counts. What was
-//! acknowledged is there, and nothing is counted twice. Skips without root.
+//! A cluster over DPDK on machines of the test's own making, without huge pages: over shared memory
+//! (net_memif, a cable between each two) and over veth pairs (net_af_packet). Nodes are killed with
+//! SIGKILL while a client counts. What was acknowledged is there, and nothing is counted twice.
+//! Skips without root.
 #![cfg(feature = "dpdk")]
 
 #[path = "common/counting.rs"]
@@ -34,7 +35,8 @@ fn survives(cabling: Cabling, options: &NodeOptions) {
         let log = cluster.log(node);
         assert!(log.contains("DPDK on "), "{log}");
         assert!(!log.contains("frames outside the region"), "{log}");
-        // Entries stayed where they were received, also those that came through another driver's hands.
+        // Entries stayed where they were received, also those that came through another driver's
+        // hands.
         let info = info(&lab, node);
         let kept: f64 = info["packet_log_kept_bytes"].parse().unwrap();
         assert!(kept > 0.0, "{info:#?}");
@@ -63,8 +65,8 @@ fn nodes_whose_logs_have_loops_are_killed() {
     survives(Cabling::Bridge, &options);
 }
 
-/// Values above the inline limit lie at every replica in the log where DPDK received them, and the leader sends them to its
-/// followers from there: one frame, several datagrams, jumbo frames.
+/// Values above the inline limit lie at every replica in the log where DPDK received them, and the
+/// leader sends them to its followers from there: one frame, several datagrams, jumbo frames.
 #[test]
 fn large_values_are_never_copied() {
     for (mtu, value_bytes) in [(1500, 3000), (9000, 30_000)] {

@@ -1,4 +1,5 @@
-//! Replicas between which a packet takes 30 ms: every promise of a read holds, and every one is answered.
+//! Replicas between which a packet takes 30 ms: every promise of a read holds, and every one is
+//! answered.
 
 mod common;
 
@@ -18,7 +19,8 @@ use cyclone::cluster::{LocalCluster, Options};
 const ONE_WAY: Duration = Duration::from_millis(30);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A long way between two addresses: what comes from the second goes to the first, everything else to the second.
+/// A long way between two addresses: what comes from the second goes to the first, everything else
+/// to the second.
 struct Way {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<io::Result<()>>>,
@@ -111,7 +113,8 @@ fn end(mut cluster: LocalCluster) {
     }
 }
 
-/// A round that is asked for again, because its answer takes longer than one nearby, must not be in vain.
+/// A round that is asked for again, because its answer takes longer than one nearby, must not be in
+/// vain.
 #[test]
 fn reads_are_answered() {
     let directory = tempfile::tempdir().expect("temporary directory");

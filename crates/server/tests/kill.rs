@@ -1,8 +1,10 @@
-//! Real processes, killed with SIGKILL under load, the leader and all three at once included. Every acknowledged write is
-//! there afterwards, the history of every key is linearizable, and the replicas agree byte for byte. With several logs some
-//! clients move money between accounts in different ones: whoever looks at all accounts sees that they add up.
+//! Real processes, killed with SIGKILL under load, the leader and all three at once included. Every
+//! acknowledged write is there afterwards, the history of every key is linearizable, and the
+//! replicas agree byte for byte. With several logs some clients move money between accounts in
+//! different ones: whoever looks at all accounts sees that they add up.
 //!
-//! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of victims.
+//! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of
+//! victims.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -264,7 +266,8 @@ fn killed_replicas_with_several_logs_keep_gangs_whole() {
     kill_and_check(4, 0, None, 50);
 }
 
-/// The same where each log has a loop of its own, in one of two threads, and half of the clients ask it there.
+/// The same where each log has a loop of its own, in one of two threads, and half of the clients
+/// ask it there.
 #[test]
 fn killed_replicas_whose_logs_have_loops_keep_gangs_whole() {
     kill_and_check(4, 2, None, 50);
@@ -282,7 +285,8 @@ fn killed_replicas_with_several_logs_and_a_second_level_keep_gangs_whole() {
     kill_and_check(4, 0, Some("nvm"), 12);
 }
 
-/// Flash as the only durable level: the regions of killed nodes are removed before they start again.
+/// Flash as the only durable level: the regions of killed nodes are removed before they start
+/// again.
 #[test]
 fn killed_replicas_that_lose_their_memory_lose_nothing() {
     kill_and_check(1, 0, Some("flash"), 12);

@@ -1,6 +1,7 @@
-//! A cluster of real processes that grows and shrinks under load, 1 → 3 → 5 → 3, while nodes are killed in the middle of changes, the
-//! leader included; at the end one that has lost its memory is replaced. Nothing acknowledged is lost, every key's history is
-//! linearizable, the members agree byte for byte, and who was removed knows it.
+//! A cluster of real processes that grows and shrinks under load, 1 → 3 → 5 → 3, while nodes are
+//! killed in the middle of changes, the leader included; at the end one that has lost its memory is
+//! replaced. Nothing acknowledged is lost, every key's history is linearizable, the members agree
+//! byte for byte, and who was removed knows it.
 
 mod common;
 
@@ -138,7 +139,8 @@ fn leader(cluster: &LocalCluster, among: &[usize]) -> usize {
     }
 }
 
-/// Gives a command, kills a node while it is under way, starts it again, and sees the command through.
+/// Gives a command, kills a node while it is under way, starts it again, and sees the command
+/// through.
 fn done_despite(cluster: &mut LocalCluster, through: usize, victim: usize, words: &[String]) {
     let mut child = ctl(cluster, through, words);
     std::thread::sleep(Duration::from_millis(60));
@@ -330,7 +332,8 @@ fn one_three_five_three_under_load() {
     }
 }
 
-/// A member is stopped, its files stay, its addresses change: the others are told, it comes back there, and is one of them.
+/// A member is stopped, its files stay, its addresses change: it comes back there, the others are
+/// told, and it is one of them.
 #[test]
 fn a_member_moves_to_another_address() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -381,8 +384,8 @@ fn a_member_moves_to_another_address() {
     let add = ["ctl", "member", "add", "9", "--packet", "127.0.0.1:9"];
     let add = [&add[..], &["--redis", &asked, "--connect", &asked]].concat();
     common::refused(&add, &["another member's"]);
-    // Given twice, as after anything.
-    done(&cluster, through, &to(new.0.to_string(), redis_of(new.1)));
+    // Nor to where it is not yet.
+    refuse(&id.to_string(), &new.0.to_string(), "does not answer at");
     let file = cluster.nodes[moved].config.clone();
     let text = fs::read_to_string(&file).expect("configuration");
     let text = text
@@ -391,6 +394,8 @@ fn a_member_moves_to_another_address() {
     fs::write(&file, text).expect("written");
     (cluster.nodes[moved].packet, cluster.nodes[moved].redis) = new;
     cluster.start(moved, false).expect("started");
+    // Given twice, as after anything.
+    done(&cluster, through, &to(new.0.to_string(), redis_of(new.1)));
     // It takes part there: with the other follower gone, nothing commits without it.
     let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
     let other = through;
@@ -422,7 +427,8 @@ fn a_member_moves_to_another_address() {
     assert!(said(&cluster).contains(&new.1.to_string()));
 }
 
-/// The first node that is asked wants a password that the operator does not have. The others let the operator in.
+/// The first node that is asked wants a password that the operator does not have. The others let
+/// the operator in.
 #[test]
 fn a_node_that_lets_nobody_in_hinders_no_change() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -438,7 +444,7 @@ fn a_node_that_lets_nobody_in_hinders_no_change() {
     let until = Instant::now() + PATIENCE;
     let address = cluster.nodes[0].redis;
     while !resp::info(address, Duration::from_secs(2)).is_err_and(|error| {
-        let denied = error.downcast_ref::<cyclone::told::Denied>();
+        let denied = error.downcast_ref::<cyclone::told::AccessDenied>();
         denied.is_some()
     }) {
         assert!(Instant::now() < until, "it lets us in, or never came");
@@ -449,8 +455,8 @@ fn a_node_that_lets_nobody_in_hinders_no_change() {
     set(&mut connection, "after");
 }
 
-/// A voter whose machine was wiped, and a learner that was: started with --join under the old id they are told that they are
-/// known, say so, and end. The cluster goes on.
+/// A voter whose machine was wiped, and a learner that was: started with --join under the old id
+/// they are told that they are known, say so, and end. The cluster goes on.
 #[test]
 fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
     let directory = tempfile::tempdir().expect("temporary directory");

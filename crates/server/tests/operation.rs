@@ -206,7 +206,8 @@ fn scrape(address: SocketAddr) -> Option<String> {
     head.starts_with("HTTP/1.1 200 ").then(|| body.to_owned())
 }
 
-/// What the text format demands: every sample behind its HELP and TYPE, each name once, values that are numbers.
+/// What the text format demands: every sample behind its HELP and TYPE, each name once, values that
+/// are numbers.
 fn check_format(body: &str) {
     let mut families = std::collections::HashSet::new();
     let mut samples = std::collections::HashSet::new();
@@ -335,7 +336,8 @@ fn figures_and_the_log_can_be_read_by_machines() {
     }
 }
 
-/// Clients that keep a connection and say nothing: the loop sleeps although the connection has a deadline.
+/// Clients that keep a connection and say nothing: the loop sleeps although the connection has a
+/// deadline.
 #[test]
 fn idle_connections_keep_no_loop_awake() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -377,7 +379,8 @@ fn sleeps(pid: u32) -> u64 {
         .expect("a count")
 }
 
-/// A heartbeat comes every 10 ms, a tick every 5: who wakes up for every tick as well sleeps 300 times a second.
+/// A heartbeat comes every 10 ms, a tick every 5: who wakes up for every tick as well sleeps 300
+/// times a second.
 #[test]
 fn idle_followers_wake_up_for_heartbeats_and_not_for_every_tick() {
     let directory = tempfile::tempdir().expect("temporary directory");

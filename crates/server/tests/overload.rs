@@ -1,4 +1,5 @@
-//! More than a real cluster takes: it says so, loses nothing that it took, does nothing that it refused, and keeps its leader.
+//! More than a real cluster takes: it says so, loses nothing that it took, does nothing that it
+//! refused, and keeps its leader.
 
 mod common;
 
@@ -74,7 +75,8 @@ fn overload(logs: u16, log_threads: u16, test: u16) {
         first_port: first_port(12_000, test),
         logs,
         log_threads,
-        // The machine may be busy with other tests; a heartbeat that waits for clients' work would wait for seconds.
+        // The machine may be busy with other tests; a heartbeat that waits for clients' work would
+        // wait for seconds.
         election_ms: Some(2000),
         ..Options::default()
     };

@@ -1,4 +1,5 @@
-//! The log-structured store as its users meet it: real processes, a real Redis port, a server that is killed.
+//! The log-structured store as its users meet it: real processes, a real Redis port, a server that
+//! is killed.
 
 mod common;
 
@@ -21,7 +22,8 @@ fn demo(replication: &str) {
             "--json",
             "--replication",
             replication,
-            // The machine may be busy with other tests: a server that is only slow shall not be taken for failed.
+            // The machine may be busy with other tests: a server that is only slow shall not be
+            // taken for failed.
             "--lease-ms",
             "300",
         ])
@@ -62,8 +64,8 @@ fn free_ports() -> [SocketAddr; 2] {
     bound.map(|it| it.local_addr().expect("an address"))
 }
 
-/// A cluster of one server with these lines about its Redis port, which is the first one given, figures on the second.
-/// Answers the cluster's file as well.
+/// A cluster of one server with these lines about its Redis port, which is the first one given,
+/// figures on the second. Answers the cluster's file as well.
 fn lone_server(
     directory: &Path,
     guards: &str,
@@ -109,6 +111,67 @@ fn figures(address: SocketAddr) -> Option<String> {
 
 fn code(error: &redis::RedisError) -> String {
     error.code().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn ctl_tells_the_engines_apart() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let ports = free_ports();
+    let (_running, config) = lone_server(directory.path(), "", ports);
+    let redis = ports[0].to_string();
+    let until = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        let output = common::cyclone(&["ctl", "status", "--connect", &redis, "--json"]);
+        let status: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let server = status.map(|it| it["nodes"][0]["pmkv"].clone());
+        match server.filter(|it| it["shards_serving"] == 4) {
+            Some(server) => break server,
+            None => assert!(Instant::now() < until, "it serves nothing"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status["server"], 0);
+    assert_eq!(status["members"], 1);
+    assert_eq!(status["lease"], true);
+    assert_eq!(status["shards_held"], 4);
+    let table = said(&["ctl", "status", "--connect", &redis]);
+    for word in ["serving", "lease", "segments free", "rowan"] {
+        assert!(table.contains(word), "{word:?} is missing in: {table}");
+    }
+    // What other engines have is refused, with what there is instead.
+    let file = directory.path().join("saved");
+    for arguments in [
+        &["member", "list"][..],
+        &["member", "promote", "2"],
+        &["snapshot", "save", text(&file)],
+    ] {
+        let all = [&["ctl"][..], arguments, &["--connect", &redis]].concat();
+        refused(&all, &["engine pmkv", "ctl members", "docs/pmkv.md"]);
+    }
+    let of_pmkv = text(&config);
+    for arguments in [["log", "verify"], ["log", "repair"], ["log", "stat"]] {
+        refused(
+            &[&arguments[..], &["--config", of_pmkv]].concat(),
+            &["engine pmkv", "ctl members"],
+        );
+    }
+    // And the other way round.
+    let options = cyclone::cluster::Options {
+        replicas: 1,
+        ..cyclone::cluster::Options::default()
+    };
+    let node = common::cluster(directory.path(), options);
+    let of_node = text(&node.nodes[0].config);
+    for command in ["members", "shards", "segments"] {
+        refused(
+            &["ctl", command, "--config", of_node],
+            &["engine rocksdb", "ctl member"],
+        );
+    }
+    let help = said(&["ctl", "--help"]);
+    for line in ["Engine pmkv: the servers", "Engines rocksdb and memory"] {
+        assert!(help.contains(line), "{line:?} is missing in: {help}");
+    }
 }
 
 #[test]
@@ -243,7 +306,8 @@ fn a_guarded_port_takes_clients_and_ctl_over_tls_with_their_passwords() {
     }
 }
 
-/// Each server of several shows the keys that it serves itself, not only the one that has the first slot.
+/// Each server of several shows the keys that it serves itself, not only the one that has the first
+/// slot.
 #[test]
 fn every_server_shows_its_own_keys() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");

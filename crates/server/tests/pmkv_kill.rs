@@ -1,9 +1,11 @@
-//! Servers of the log-structured store as real processes: one after the other is killed with SIGKILL while clients write,
-//! read and add; what they were told must be explained by one order of their operations, key by key.
+//! Servers of the log-structured store as real processes: one after the other is killed with
+//! SIGKILL while clients write, read and add; what they were told must be explained by one order of
+//! their operations, key by key.
 //!
-//! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills ten with each of the seven
-//! replications. Servers write checkpoints of their indexes every second, and start from them. With the features `etcd` and
-//! `zookeeper` the configurations lie in a real server of those, which is killed as well.
+//! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills ten with
+//! each of the seven replications. Servers write checkpoints of their indexes every second, and
+//! start from them. With the features `etcd` and `zookeeper` the configurations lie in a real
+//! server of those, which is killed as well.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -48,7 +50,8 @@ struct Cluster {
 
 impl Cluster {
     fn start(logs: &Path, replication: &str, store: &str) -> Cluster {
-        // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody but bad luck.
+        // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody
+        // but bad luck.
         let bound: Vec<TcpListener> = (0..SERVERS)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
             .collect();
@@ -60,7 +63,8 @@ impl Cluster {
         let name = format!("cyclone-pmkv-kill-{}-{}", std::process::id(), ports[0]);
         let directory = Path::new("/dev/shm").join(name);
         std::fs::create_dir_all(&directory).expect("a directory");
-        // Long leases: the machine may be busy, and a server that is only slow is not what is tested.
+        // Long leases: the machine may be busy, and a server that is only slow is not what is
+        // tested.
         let mut text = format!(
             "directory = {directory:?}\nreplication = \"{replication}\"\ncopies = 3\nshards_per_server = 8\n\
              memory_bytes = {}\nlease_ms = 300\ncheckpoint_s = 1\ntoken = \"0123456789abcdef\"\n{store}",
@@ -365,8 +369,9 @@ fn fifty_kills() {
     }
 }
 
-/// Servers, managers among them, are killed while the store is there; then the store itself is killed and stays away for
-/// many leases, and comes back. What clients were told must be explained all the same, and everything must be served again.
+/// Servers, managers among them, are killed while the store is there; then the store itself is
+/// killed and stays away for many leases, and comes back. What clients were told must be explained
+/// all the same, and everything must be served again.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 fn killed_under(outside: Option<stores::Outside>) {
     let Some(mut outside) = outside else {

@@ -1,5 +1,5 @@
-//! Servers of the log-structured store as real processes, started over what a crash or a restart of the machine has left,
-//! and in want of a disk.
+//! Servers of the log-structured store as real processes, started over what a crash or a restart of
+//! the machine has left, and in want of a disk.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -222,7 +222,8 @@ fn a_server_whose_memory_is_of_another_boot_does_not_pretend() {
     assert_eq!(cluster.query::<String>(0, &["GET", "key"]), "value");
     cluster.kill(0);
 
-    // The machine was started again: the manager's replica has lost its memory, and the server ends with it.
+    // The machine was started again: the manager's replica has lost its memory, and the server ends
+    // with it.
     let note = cluster.path("manager-1.json");
     let of_this_boot = fs::read(&note).expect("a note");
     fs::write(&note, br#"{"version":1,"boot_id":"another"}"#).expect("written");
@@ -230,7 +231,8 @@ fn a_server_whose_memory_is_of_another_boot_does_not_pretend() {
     cluster.is_refused(0, &["lost its memory", "the manager cannot go on"]);
     fs::write(&note, of_this_boot).expect("written");
 
-    // The server's own memory likewise: it comes as another one, which the manager does not take for the first.
+    // The server's own memory likewise: it comes as another one, which the manager does not take
+    // for the first.
     let control = File::options()
         .write(true)
         .open(cluster.path("fabric/s0.ctl"));
@@ -256,7 +258,8 @@ fn a_manager_without_its_memory_ends_its_server_and_says_so() {
     cluster.wait_until_whole(&[0]);
 }
 
-/// What a new configuration asks for cannot be written down: the server waits, and says so; nothing else happens to it.
+/// What a new configuration asks for cannot be written down: the server waits, and says so; nothing
+/// else happens to it.
 #[test]
 fn a_server_outlives_a_disk_that_takes_nothing() {
     let mut cluster = Cluster::new(4, 3);
@@ -264,7 +267,8 @@ fn a_server_outlives_a_disk_that_takes_nothing() {
         cluster.spawn(id);
     }
     cluster.wait_until_whole(&[0, 1, 2, 3]);
-    // The file that replaces s2.json cannot be made; when server 3 fails, server 2 begins copies, and has to note them.
+    // The file that replaces s2.json cannot be made; when server 3 fails, server 2 begins copies,
+    // and has to note them.
     let in_the_way = cluster.path("fabric/s2.new");
     fs::create_dir(&in_the_way).expect("a directory");
     cluster.kill(3);
@@ -290,7 +294,8 @@ fn a_server_outlives_a_disk_that_takes_nothing() {
     cluster.wait_until_whole(&[0, 1, 2, 3]);
 }
 
-/// The number of shards is that of the founding, and managers stay where they are, or go to who has none: the file says otherwise by then.
+/// The number of shards is that of the founding, and managers stay where they are, or go to who has
+/// none: the file says otherwise by then.
 #[test]
 fn servers_are_appended_to_the_file_and_deleted_from_it() {
     let mut cluster = Cluster::new(3, 2);

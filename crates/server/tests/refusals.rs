@@ -1,4 +1,5 @@
-//! What the program refuses at once: with the field's name and what is expected, without a panic, and without a word of what is secret.
+//! What the program refuses at once: with the field's name and what is expected, without a panic,
+//! and without a word of what is secret.
 
 mod common;
 

@@ -1,12 +1,14 @@
-//! Snapshots for users, with real processes: saved from a cluster under load, restored into a new cluster. What was
-//! acknowledged before the save is there, batches over several logs are there whole or not at all, all replicas begin with
-//! the same state; and whatever does not fit is refused.
+//! Snapshots for users, with real processes: saved from a cluster under load, restored into a new
+//! cluster. What was acknowledged before the save is there, batches over several logs are there
+//! whole or not at all, all replicas begin with the same state; and whatever does not fit is
+//! refused.
 
 mod common;
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -229,7 +231,8 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     }
     new.start_all(false).expect("started");
     let address = leader(&mut new);
-    // The hash covers the applied indexes, which the new leader's term has moved; the number of keys is the second part.
+    // The hash covers the applied indexes, which the new leader's term has moved; the number of
+    // keys is the second part.
     let keys = |digest: &str| digest.split('-').nth(1).map(str::to_owned);
     assert_eq!(keys(&digest(&new)), keys(&after));
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
@@ -292,6 +295,65 @@ fn saved(directory: &Path, test: u16) -> (PathBuf, LocalCluster) {
         &address,
     ]);
     (snapshot, old)
+}
+
+#[test]
+fn snapshot_says_what_goes_into_the_configuration() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (snapshot, _old) = saved(directory.path(), 6);
+    let shown = said(&["ctl", "snapshot", "show", text(&snapshot)]);
+    assert!(shown.contains(&restored_from(&snapshot)), "{shown}");
+    let shown = said(&["ctl", "snapshot", "show", text(&snapshot), "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    assert_eq!(shown["restored_from"], shown["snapshot"]);
+}
+
+#[test]
+fn save_that_is_interrupted_says_so_and_what_to_do() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (_snapshot, mut old) = saved(directory.path(), 7);
+    let address = old.nodes[0].redis.to_string();
+    let mut connection = resp::connect(old.nodes[0].redis, PATIENCE).expect("connected");
+    let mut random = 7_u64;
+    for key in 0..12 {
+        // Bytes that cannot be compressed.
+        let value: Vec<u8> = (0..900_000)
+            .map(|_| {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (random >> 33) as u8
+            })
+            .collect();
+        ask::<()>(&mut connection, redis::cmd("SET").arg(key).arg(value));
+    }
+    let file = directory.path().join("again");
+    let child = Command::new(common::BINARY)
+        .args(["ctl", "snapshot", "save", text(&file)])
+        .args(["--connect", &address, "--mib-per-second", "1"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("run");
+    let draft = directory.path().join("again.part");
+    let until = Instant::now() + PATIENCE;
+    while fs::metadata(&draft).map_or(0, |it| it.len()) == 0 {
+        assert!(Instant::now() < until, "it does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    old.kill(0).expect("killed");
+    let output = child.wait_with_output().expect("ended");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for words in [
+        "connection to the leader ended",
+        "Nothing was saved",
+        "again",
+    ] {
+        assert!(error.contains(words), "{words:?} is missing in: {error}");
+    }
+    assert!(!file.exists() && !draft.exists());
 }
 
 #[test]
@@ -375,7 +437,8 @@ fn what_does_not_fit_is_refused() {
     // A restore that was cut off is neither started nor in the way.
     fs::create_dir_all(data.join("restoring/files")).expect("directory");
     fs::create_dir_all(data.join("store/gen-1")).expect("directory");
-    // Nor one that had come almost to its end, nor what a crash leaves of a file that was being replaced.
+    // Nor one that had come almost to its end, nor what a crash leaves of a file that was being
+    // replaced.
     let marker = format!("cyclone restored 1\nsnapshot {}\n", "0".repeat(32));
     for (name, holds) in [
         ("RESTORED", &marker[..]),
@@ -394,8 +457,8 @@ fn what_does_not_fit_is_refused() {
     refused(&arguments, &["restored already"]);
 }
 
-/// A node that was not restored does not start in a restored cluster; with a configuration that hides it, it is not
-/// understood by the others, however often it calls for an election.
+/// A node that was not restored does not start in a restored cluster; with a configuration that
+/// hides it, it is not understood by the others, and they do not found a cluster together.
 #[test]
 fn a_node_that_was_not_restored_takes_no_part() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -409,7 +472,7 @@ fn a_node_that_was_not_restored_takes_no_part() {
             ..options("rocksdb", None, 3)
         },
     );
-    // The first two hide it and begin with nothing: a majority that would elect one of them.
+    // The first two hide it and begin with nothing: they would be a majority.
     for node in [0, 1] {
         let config = text(&new.nodes[node].config).to_owned();
         let check = cyclone(&["serve", "--config", &config, "--check"]);
@@ -423,11 +486,14 @@ fn a_node_that_was_not_restored_takes_no_part() {
     );
     said(&restore_words(&snapshot, &third));
     new.start_all(true).expect("started");
-    let address = leader(&mut new);
-    assert_ne!(address, new.nodes[2].redis);
-    let mut connection = resp::connect(address, PATIENCE).expect("connected");
-    ask::<()>(&mut connection, redis::cmd("SET").arg("k").arg("other"));
-    std::thread::sleep(Duration::from_secs(1));
+    new.wait_until_open(PATIENCE).expect("open");
+    // No founder hears the other kind, so neither founds a cluster.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(new.leader(), None);
+    for node in &new.nodes {
+        let info = resp::info(node.redis, PATIENCE).expect("INFO");
+        assert_eq!(info["cyclone_role"], "founding", "{info:?}");
+    }
     // The restored one still has exactly what the snapshot had, and knows no leader.
     let info = resp::info(new.nodes[2].redis, PATIENCE).expect("INFO");
     assert_eq!(info["cyclone_log0_leader"], "0", "{info:?}");

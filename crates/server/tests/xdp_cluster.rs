@@ -1,5 +1,6 @@
-//! A cluster over AF_XDP on machines of the test's own making: nodes are killed with SIGKILL, the leader included, and
-//! cables pulled, while a client counts. What was acknowledged is there, and nothing is counted twice. Skips without root.
+//! A cluster over AF_XDP on machines of the test's own making: nodes are killed with SIGKILL, the
+//! leader included, and cables pulled, while a client counts. What was acknowledged is there, and
+//! nothing is counted twice. Skips without root.
 
 #[path = "common/counting.rs"]
 mod counting;
@@ -64,7 +65,8 @@ fn nodes_whose_logs_have_loops_are_killed_under_load() {
         let info = info(&lab, node);
         let number = |name: &str| -> f64 { info[name].parse().unwrap() };
         assert_eq!(number("packet_frames_in_region"), 1.0, "{info:#?}");
-        // The leader's and the followers' entries came by their logs' ports and stayed where they were received.
+        // The leader's and the followers' entries came by their logs' ports and stayed where they
+        // were received.
         assert!(number("packet_log_kept_bytes") > 0.0, "{info:#?}");
         let sent = number("packet_datagrams_sent");
         assert!(number("packet_by_kernel") < 0.05 * sent, "{info:#?}");
@@ -91,7 +93,8 @@ fn cables_are_pulled_and_clients_use_sockets() {
     (0..3).for_each(|node| no_frame_is_lost(&lab, node, false));
 }
 
-/// Cards cannot write to a region that lies on a disk: each value is copied once on its way from the queue to the log, and figures say so.
+/// Cards cannot write to a region that lies on a disk: each value is copied once on its way from
+/// the queue to the log, and figures say so.
 #[test]
 fn values_are_copied_once_where_the_region_lies_on_a_disk() {
     const VALUE_BYTES: usize = 3000;
@@ -128,9 +131,9 @@ fn values_are_copied_once_where_the_region_lies_on_a_disk() {
     }
 }
 
-/// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
-/// received, and the leader sends them to its followers from there. Only what went by the kernel while neighbours were
-/// looked for is copied.
+/// Values above the inline limit, in one frame or several: at every replica they lie in the log
+/// where they were received, and the leader sends them to its followers from there. Only what went
+/// by the kernel while neighbours were looked for is copied.
 #[test]
 fn large_values_are_never_copied() {
     for (mtu, value_bytes) in [(1500, 1250), (1500, 3000), (9000, 3000), (9000, 30_000)] {
@@ -139,8 +142,9 @@ fn large_values_are_never_copied() {
         };
         let directory = tempfile::tempdir().unwrap();
         let options = NodeOptions {
-            // When frames run short payloads are copied out of them; that is not the matter here, so that there are
-            // enough for all that is written, even if nothing is flushed meanwhile.
+            // When frames run short payloads are copied out of them; that is not the matter here,
+            // so that there are enough for all that is written, even if nothing is flushed
+            // meanwhile.
             nvm_bytes: 1 << 30,
             ..options("xdp")
         };
@@ -173,7 +177,8 @@ fn large_values_are_never_copied() {
             assert_eq!(number("packet_copied_spare_bytes"), 0.0, "{info:#?}");
             if info["cyclone_role"] == "leader" {
                 let lent = number("packet_lent_bytes");
-                // Where messages are cut anew, ends shorter than a descriptor is worth are copied behind the headers.
+                // Where messages are cut anew, ends shorter than a descriptor is worth are copied
+                // behind the headers.
                 assert!(lent > 1.5 * written, "{lent} of 2 × {written}: {info:#?}");
             }
         }

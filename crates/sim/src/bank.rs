@@ -1,6 +1,7 @@
-//! Clients that move money between accounts in different logs, and the eye that is kept on them: at every replica, after
-//! every step, and in every answer that shows all accounts, they add up to nothing. Each transfer also counts as an
-//! increment of each of its accounts in the history that the checker judges.
+//! Clients that move money between accounts in different logs, and the eye that is kept on them: at
+//! every replica, after every step, and in every answer that shows all accounts, they add up to
+//! nothing. Each transfer also counts as an increment of each of its accounts in the history that
+//! the checker judges.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +19,8 @@ use crate::random::Random;
 
 /// Accounts of a book. With any number of logs they lie in several.
 const ACCOUNTS: u64 = 7;
-/// Transfers of a book that nobody knows the outcome of; then another one is begun. Any of them may have happened at any time,
-/// so with many the checker would have to try too many sums.
+/// Transfers of a book that nobody knows the outcome of; then another one is begun. Any of them may
+/// have happened at any time, so with many the checker would have to try too many sums.
 const MOST_UNKNOWN: u32 = 6;
 
 fn account(book: u64, number: u64) -> Vec<u8> {
@@ -32,12 +33,12 @@ fn accounts(book: u64) -> Vec<Vec<u8>> {
 
 /// The accounts that money is moved between, one book of them after the other.
 #[derive(Default)]
-pub struct Books {
+pub struct BankState {
     current: u64,
     unknown: u32,
 }
 
-impl Books {
+impl BankState {
     /// Nobody will know what came of a transfer.
     fn doubt(&mut self, book: u64) {
         if book == self.current {
@@ -79,17 +80,17 @@ struct Asked {
 }
 
 /// What makes a client a teller.
-pub struct Teller {
+pub struct TransferClient {
     pending: BTreeMap<u64, Asked>,
     /// Bytes that a transfer may carry along.
     most_bytes: usize,
     random: Random,
 }
 
-impl Teller {
+impl TransferClient {
     /// A teller with nothing to do yet, whose values may have so many bytes.
-    pub fn new(random: Random, most_bytes: usize) -> Teller {
-        Teller {
+    pub fn new(random: Random, most_bytes: usize) -> TransferClient {
+        TransferClient {
             pending: BTreeMap::new(),
             most_bytes,
             random,
@@ -172,7 +173,7 @@ impl Teller {
         now_us: u64,
         result: &Result<Reply, ClientError>,
         history: &mut History,
-        books: &mut Books,
+        books: &mut BankState,
     ) -> anyhow::Result<bool> {
         let Some(asked) = self.pending.remove(&ticket) else {
             return Ok(false);
@@ -222,7 +223,7 @@ impl Teller {
     }
 
     /// The client gives up: its transfers may or may not happen.
-    pub fn bury(self, client: u64, history: &mut History, books: &mut Books) {
+    pub fn bury(self, client: u64, history: &mut History, books: &mut BankState) {
         for asked in self.pending.into_values() {
             let Pending::Transfer(changes) = asked.what else {
                 continue;
@@ -275,16 +276,16 @@ fn audited(
 
 /// Looks at the accounts of every replica whenever it has applied something.
 #[derive(Default)]
-pub struct Inspector {
+pub struct BankInvariant {
     seen: BTreeMap<u64, Vec<(u64, u64)>>,
 }
 
-impl Inspector {
+impl BankInvariant {
     /// The replica's own accounts of the book in use add up, whatever it has applied so far.
     ///
     /// # Errors
     /// If they do not.
-    pub fn look(&mut self, node: &Node, logs: u16, books: &Books) -> Result<(), Broken> {
+    pub fn look(&mut self, node: &Node, logs: u16, books: &BankState) -> Result<(), Broken> {
         let id = node.config().id;
         let applied = (0..usize::from(logs)).map(|log| node.applied(log));
         let seen = self.seen.entry(id).or_default();

@@ -1,5 +1,6 @@
-//! Callers within a replica's process: what the Redis gateway and an embedding program are to it. They have no session,
-//! ask only their own replica, and hear at once what became of a request, or die with the process.
+//! Callers within a replica's process: what the Redis gateway and an embedding program are to it.
+//! They have no session, ask only their own replica, and hear at once what became of a request, or
+//! die with the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,6 +94,13 @@ impl Callers {
         node.change_members(self.ticket, request);
     }
 
+    /// Asks for the state's clock to be set.
+    pub(crate) fn reset_clock(&mut self, node: &mut Node) {
+        self.ticket += 1;
+        self.operator.insert(self.ticket);
+        node.reset_clock(self.ticket);
+    }
+
     /// Notes what came of requests.
     pub(crate) fn collect(
         &mut self,
@@ -118,9 +126,11 @@ impl Callers {
                     return_us: now_us,
                     answer: answer(reply).map_err(|error| Broken(error.to_string()))?,
                 },
-                Ended::NotLeader(_) | Ended::Busy | Ended::Lost | Ended::TooLarge => {
-                    Outcome::NotDone
-                }
+                Ended::NotLeader(_)
+                | Ended::Busy
+                | Ended::Damaged
+                | Ended::Lost
+                | Ended::TooLarge => Outcome::NotDone,
                 Ended::Unknown => Outcome::Unknown,
             };
             load.ended(self.number, pending, outcome);

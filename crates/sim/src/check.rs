@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cyclone_consensus::{Decision, GangBook};
+use cyclone_consensus::{Decision, GangTable};
 use cyclone_replica::Node;
 use cyclone_store::{EntryInput, FakeDisk, KvMachine, Limits, Mode, StateMachine};
 use cyclone_wal::flash::FlashMode;
@@ -110,6 +110,13 @@ impl Checks {
         Ok(())
     }
 
+    /// A replica has lost storage: what it told others before need not hold any more.
+    pub fn forget(&mut self, id: u64) {
+        for log in &mut self.logs {
+            log.seen.remove(&id);
+        }
+    }
+
     /// A replica has finished a step: what it decided in it is durable and may be known to others.
     pub fn stepped(&mut self, node: &Node) -> Result<(), Broken> {
         for log in &mut self.logs {
@@ -130,9 +137,10 @@ impl Checks {
         self.logs.iter().map(|log| log.claims.len()).sum()
     }
 
-    /// The state after all committed entries, computed by a state machine of its own, as a hash. Gangs are decided from
-    /// the logs as the replicas do, but at another time: many entries are known at once. `None` when an entry went straight
-    /// from flash into the store at every replica, so that nobody else has seen it.
+    /// The state after all committed entries, computed by a state machine of its own, as a hash.
+    /// Gangs are decided from the logs as the replicas do, but at another time: many entries are
+    /// known at once. `None` when an entry went straight from flash into the store at every
+    /// replica, so that nobody else has seen it.
     pub fn replayed(&self, limits: Limits) -> anyhow::Result<Option<String>> {
         let mut entries = self.logs.iter().flat_map(|log| &log.committed);
         if entries.any(|entry| entry.payload.is_none()) {
@@ -140,7 +148,7 @@ impl Checks {
         }
         let count = self.logs.len();
         let machine = KvMachine::open(FakeDisk::default().open(|| false), count as u16, limits)?;
-        let mut book = GangBook::new(&vec![0; count]);
+        let mut book = GangTable::new(&vec![0; count]);
         let mut at = vec![0u64; count];
         // So many at once that most runs are known whole: the book looks through what waits.
         let longest = self.logs.iter().map(|log| log.committed.len()).max();
@@ -168,11 +176,12 @@ impl Checks {
         Ok(Some(machine.digest()?))
     }
 
-    /// Replays one log as far as it is known and goes by itself, and a gang if its turn has come in all of its logs.
+    /// Replays one log as far as it is known and goes by itself, and a gang if its turn has come in
+    /// all of its logs.
     fn replay_on(
         &self,
         machine: &dyn StateMachine,
-        book: &mut GangBook,
+        book: &mut GangTable,
         at: &mut [u64],
         (log, known): (usize, u64),
     ) -> anyhow::Result<bool> {
@@ -183,12 +192,14 @@ impl Checks {
                 index,
                 term: entry.term,
                 payload: &entry.bytes()[skip..],
+                wants_replies: false,
             }
         };
         let before = at[log];
         while at[log] < end && book.stop(log) != Some(at[log] + 1) {
             at[log] += 1;
-            machine.apply(log as u16, &[input(log, at[log], 0)], Mode::Blocking)?;
+            let entry = [input(log, at[log], 0)];
+            while machine.apply(log as u16, &entry, Mode::Blocking)?.is_part {}
         }
         if at[log] == end {
             return Ok(at[log] > before);
@@ -257,15 +268,16 @@ impl LogChecks {
         Broken(format!("log {}: {what}", self.log))
     }
 
-    /// A replica has started: what it told others before must still hold. Unless it went down within a step, which may
-    /// have replaced the log's end, that means the whole log.
+    /// A replica has started: what it told others before must still hold. Unless it went down
+    /// within a step, which may have replaced the log's end, that means the whole log.
     fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(self.log));
         let seen = self.seen.entry(id).or_default();
         (seen.leads, seen.commit, seen.frozen) = (false, 0, None);
         self.made += 1;
         let told = match seen.forgettable {
-            // Where flash is the only durable level, nobody has been told yet of what is not durable there.
+            // Where flash is the only durable level, nobody has been told yet of what is not
+            // durable there.
             true => seen.settled,
             false => seen.now(),
         };
@@ -298,7 +310,8 @@ impl LogChecks {
             (seen.term, seen.vote) = (group.term(), group.vote());
             return Ok(());
         }
-        // The step that ended the process may have committed and applied what nobody has looked at; the next one may trim it.
+        // The step that ended the process may have committed and applied what nobody has looked at;
+        // the next one may trim it.
         let unseen = group.first_index().max(self.committed.len() as u64 + 1);
         (unseen..=node.applied(self.log).0).try_for_each(|index| self.commits(node, index))
     }
@@ -321,6 +334,14 @@ impl LogChecks {
                 )
             },
         )?;
+        require(group.diverged().is_none(), || {
+            format!(
+                "replica {id} has committed what its leader has not: {:?}, entries {}..={}",
+                group.diverged(),
+                group.first_index(),
+                group.last_index()
+            )
+        })?;
         let elected = leads && (!seen.leads || term > seen.term);
         (seen.term, seen.vote, seen.leads) = (term, vote, leads);
         let last = group.last_index();
@@ -356,7 +377,8 @@ impl LogChecks {
         }
         seen.commit = group.commit();
         let applied = node.applied(self.log);
-        // A worker replaces the state meanwhile: what the loop writes into it lands in the old one, the new one or half of each.
+        // A worker replaces the state meanwhile: what the loop writes into it lands in the old one,
+        // the new one or half of each.
         let frozen = node.is_installing().then_some(applied.0);
         let written = frozen.is_some() && seen.frozen.is_some() && frozen != seen.frozen;
         require(!written, || {
@@ -366,7 +388,8 @@ impl LogChecks {
             )
         })?;
         seen.frozen = frozen;
-        // A checkpoint may hold more of a log than its replica has heard of; what it holds is looked at below.
+        // A checkpoint may hold more of a log than its replica has heard of; what it holds is
+        // looked at below.
         let checkpoints = node.config().logs > 1 && node.counters().snapshots_installed > 0;
         require(checkpoints || applied.0 <= group.commit(), || {
             format!(
@@ -380,8 +403,9 @@ impl LogChecks {
         Ok(())
     }
 
-    /// What a replica has applied is what was committed. A machine that lost power right after it applied an entry may be
-    /// the only one to know that it was committed; then the entry must turn out to be.
+    /// What a replica has applied is what was committed. A machine that lost power right after it
+    /// applied an entry may be the only one to know that it was committed; then the entry must turn
+    /// out to be.
     fn applied(&mut self, id: u64, (index, term): (u64, u64)) -> Result<(), Broken> {
         if index == 0 {
             return Ok(());
@@ -402,8 +426,8 @@ impl LogChecks {
         })
     }
 
-    /// One leader per term; it has every entry committed in an earlier one. Of later terms it need not know: its election
-    /// may have been decided while it stood still, and the next one too.
+    /// One leader per term; it has every entry committed in an earlier one. Of later terms it need
+    /// not know: its election may have been decided while it stood still, and the next one too.
     fn elected(&mut self, node: &Node) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(self.log));
         let other = *self.leaders.entry(group.term()).or_insert(id);
@@ -460,6 +484,9 @@ impl LogChecks {
                     "entry {index} of term {claimed} was applied, that of term {term} is committed by replica {id}"
                 )
             })?;
+            if in_memory {
+                crate::amplify::is_within(&self.scratch)?;
+            }
             self.committed.push(Entry {
                 term,
                 payload: in_memory.then(|| self.scratch.clone()),

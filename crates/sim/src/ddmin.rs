@@ -1,7 +1,8 @@
 //! Delta debugging: which of many things a failure needs.
 
-/// Leaves out parts of `all` as long as what is kept still fails, in ever smaller parts (Zeller and Hildebrandt's ddmin). What is
-/// answered fails, and without any single one of its members it does not, unless `fails` gave up: then it answers `false`.
+/// Leaves out parts of `all` as long as what is kept still fails, in ever smaller parts (Zeller and
+/// Hildebrandt's ddmin). What is answered fails, and without any single one of its members it does
+/// not, unless `fails` gave up: then it answers `false`.
 pub fn ddmin<T: Clone>(all: &[T], mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut kept = all.to_vec();
     if !kept.is_empty() && fails(&[]) {

@@ -30,6 +30,11 @@ pub(crate) enum Event {
     Depose,
     /// Whoever leads is cut off from the others, so many times more.
     Flutter(u64),
+    /// A machine's storage is replaced by its copy, if the moment is right; so many more times are
+    /// tried.
+    PutCopy(usize, u32),
+    /// The machine with the copy must have noticed.
+    CopyNoticed(usize),
     /// A fault ends.
     End(Ending),
 }
@@ -39,6 +44,7 @@ pub(crate) enum Event {
 pub(crate) enum Ending {
     Mend(Vec<(IpAddr, IpAddr)>),
     Unstall(usize),
+    MendStores(Vec<usize>),
     CalmFlash(usize),
     Resume(usize),
 }

@@ -1,6 +1,8 @@
-//! A client whose keys expire. Time is not in the history, so it judges for itself, one operation after the other on a key that is
-//! its alone: what has a deadline may be gone at any moment, whose clock shows what being one of the faults; what is gone never
-//! comes back; what has none stays. Where all clocks show the same, it also knows by when a key must be gone, and how long it must stay.
+//! A client whose keys expire. Time is not in the history, so it judges for itself, one operation
+//! after the other on a key that is its alone: what has a deadline may be gone at any moment, whose
+//! clock shows what being one of the faults; what is gone never comes back; what has none stays.
+//! Where all clocks show the same, it also knows by when a key must be gone, and how long it must
+//! stay.
 
 use cyclone_client::{ClientCore, ClientError};
 use cyclone_wire::client::ReadMode;
@@ -68,7 +70,7 @@ impl Expiring {
     /// Client `number`, before it does anything.
     pub fn new(number: u64, plan: &Plan, random: Random) -> Expiring {
         // What arrived during a pause may be stamped with the time at which it began.
-        let clocks = [Kind::Skew, Kind::Drift, Kind::Jump, Kind::Pause];
+        let clocks = [Kind::Skew, Kind::Drift, Kind::Jump, Kind::Pause, Kind::Wall];
         Expiring {
             number,
             random,

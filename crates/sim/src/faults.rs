@@ -32,6 +32,8 @@ impl World {
             Kind::Blackout => rates.blackout_us,
             Kind::Pause => rates.pause_us,
             Kind::StoreError => rates.store_error_us,
+            Kind::StoreFull => rates.store_full_us,
+            Kind::StoreDamage => rates.store_damage_us,
             Kind::StoreStall => rates.store_stall_us,
             Kind::Jump => rates.jump_us,
             Kind::FlashStall => rates.flash_stall_us,
@@ -40,6 +42,9 @@ impl World {
             Kind::FlashAstray => rates.flash_astray_us,
             Kind::FlashRot => rates.flash_rot_us,
             Kind::Members => rates.members_us,
+            Kind::Wall => rates.wall_us,
+            Kind::Emptied => rates.emptied_us,
+            Kind::OlderStorage => rates.older_us,
             _ => 0,
         }
     }
@@ -85,6 +90,11 @@ impl World {
                 return Ok(());
             }
             Kind::Members => return self.change_members(),
+            Kind::StoreFull | Kind::StoreDamage => return self.spoil_stores(kind),
+            Kind::Wall => {
+                self.strike_wall();
+                return Ok(());
+            }
             Kind::Blackout => {
                 trace!(self, "all machines lose power");
                 self.struck.note(kind);
@@ -97,7 +107,17 @@ impl World {
                 let times = self.random.within(2, 5);
                 self.flutter(times);
             }
-            _ if !runs => return Ok(()),
+            _ if !runs || self.now_us < self.calm_until_us => return Ok(()),
+            Kind::Emptied => {
+                if !self.strike_emptied(victim) {
+                    return Ok(());
+                }
+            }
+            Kind::OlderStorage => {
+                self.strike_copied(victim);
+                // Counted when the copy is put in place.
+                return Ok(());
+            }
             Kind::Kill => {
                 trace!(self, "replica {id} is killed");
                 self.finish_some_jobs(victim);
@@ -198,8 +218,8 @@ impl World {
         takes_place
     }
 
-    /// Draws what a strike that is left out would have drawn, where that is always the same: what comes later is then drawn
-    /// alike, and a smaller run resembles the larger one.
+    /// Draws what a strike that is left out would have drawn, where that is always the same: what
+    /// comes later is then drawn alike, and a smaller run resembles the larger one.
     fn draw_in_vain(&mut self, kind: Kind) {
         let ways = match kind {
             Kind::Kill => 2,
@@ -220,8 +240,8 @@ impl World {
         self.random.below(ways);
     }
 
-    /// A leader that falls while a replica installs its checkpoint leaves the replica to another, whose log may begin
-    /// earlier. That takes an election, and so may the installation.
+    /// A leader that falls while a replica installs its checkpoint leaves the replica to another,
+    /// whose log may begin earlier. That takes an election, and so may the installation.
     pub(crate) fn while_installing(&mut self, position: usize, installing: bool) {
         if !installing {
             return;
@@ -238,6 +258,9 @@ impl World {
 
     /// Kills whoever leads.
     pub(crate) fn depose(&mut self) {
+        if self.now_us < self.calm_until_us {
+            return;
+        }
         let leads = |machine: &Machine| machine.node().is_some_and(|node| node.leads());
         let Some(leader) = self.machines.iter().position(leads) else {
             return;
@@ -251,8 +274,9 @@ impl World {
         self.stop(leader, false);
     }
 
-    /// Cuts whoever leads off from the other replicas, until another one leads; soon after that it is that one's turn. Who
-    /// led before may lead again, then, while the fate of what it was asked for is open.
+    /// Cuts whoever leads off from the other replicas, until another one leads; soon after that it
+    /// is that one's turn. Who led before may lead again, then, while the fate of what it was asked
+    /// for is open.
     pub(crate) fn flutter(&mut self, times: u64) {
         if !self.rough || times == 0 {
             return;
@@ -299,7 +323,8 @@ impl World {
         }
     }
 
-    /// Two sides that do not hear each other, for half of the clients too: often a single machine on one of them.
+    /// Two sides that do not hear each other, for half of the clients too: often a single machine
+    /// on one of them.
     fn partition(&mut self, span_us: u64) -> Vec<(IpAddr, IpAddr)> {
         let mut sides = self.random.draw();
         if self.random.chance(0.5) {
@@ -337,7 +362,8 @@ impl World {
                     return Ok(());
                 }
                 if kind == Kind::Clog {
-                    // One link, or a machine's uplink: what a leader sent then arrives when there is another leader.
+                    // One link, or a machine's uplink: what a leader sent then arrives when there
+                    // is another leader.
                     let all = self.random.chance(0.5);
                     let held: Vec<u64> = (1..=nodes)
                         .filter(|&id| id != from && (all || id == to))
@@ -381,6 +407,7 @@ impl World {
                 self.machines[victim].disk.stall(false);
                 Ok(())
             }
+            Ending::MendStores(victims) => self.mend_stores(&victims),
             Ending::CalmFlash(victim) => {
                 self.machines[victim].calm_flash();
                 Ok(())
@@ -413,8 +440,8 @@ impl World {
         self.after(delay_us, Event::Start(position));
     }
 
-    /// A bit rots while the machine is off. Only after the death of a process, when all of memory is settled: one fault at
-    /// a time is what two copies can survive.
+    /// A bit rots while the machine is off. Only after the death of a process, when all of memory
+    /// is settled: one fault at a time is what two copies can survive.
     fn rot(&mut self, position: usize) {
         if self.may_lose_one() && self.random.chance(self.plan.rot) && self.machines[position].rot()
         {
@@ -440,14 +467,15 @@ impl World {
     }
 
     /// Whether a majority remains when one more machine is lost.
-    fn may_lose_one(&self) -> bool {
+    pub(crate) fn may_lose_one(&self) -> bool {
         let machines = self.machines.iter();
-        let lost = machines.filter(|machine| machine.is_lost()).count();
+        let lost = machines.filter(|machine| machine.is_lost() || machine.recovers());
+        let lost = lost.count();
         2 * (lost + 1) < self.machines.len()
     }
 
-    /// What a power failure does to memory and disk beyond losing lines. Never to so many machines that a majority's
-    /// memory is gone: that is reported, not survived.
+    /// What a power failure does to memory and disk beyond losing lines. Never to so many machines
+    /// that a majority's memory is gone: that is reported, not survived.
     pub(crate) fn damage(&mut self, position: usize) {
         if !self.rough || !self.may_lose_one() {
             return;

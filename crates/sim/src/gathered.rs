@@ -20,8 +20,8 @@ fn leader_of_all(world: &World) -> Option<usize> {
         .position(|machine| machine.node().is_some_and(|node| node.leads()))
 }
 
-/// The leader is killed again and again; each time all logs come together at another one, within a few elections. A
-/// client's write to every log is then taken.
+/// The leader is killed again and again; each time all logs come together at another one, within a
+/// few elections. A client's write to every log is then taken.
 #[test]
 fn all_logs_come_together_after_every_kill() {
     for seed in 0..12 {
@@ -56,7 +56,8 @@ fn all_logs_come_together_after_every_kill() {
     }
 }
 
-/// An idle cluster with four logs sends about as many datagrams as one with a single log: heartbeats share them.
+/// An idle cluster with four logs sends about as many datagrams as one with a single log:
+/// heartbeats share them.
 #[test]
 fn heartbeats_of_all_logs_share_datagrams() {
     let datagrams = |logs: u16| {

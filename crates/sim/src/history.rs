@@ -1,8 +1,9 @@
 //! What clients did and what they were told: the raw material of every consistency check.
 //!
-//! A client notes each operation with the time before it was sent and, when it was answered, the time after the
-//! answer came. All times must come from one clock. An operation without a definite answer is kept too: whether it
-//! [certainly did not happen](Outcome::NotDone) or [may have](Outcome::Unknown) decides what later answers may show.
+//! A client notes each operation with the time before it was sent and, when it was answered, the
+//! time after the answer came. All times must come from one clock. An operation without a definite
+//! answer is kept too: whether it [certainly did not happen](Outcome::NotDone) or [may
+//! have](Outcome::Unknown) decides what later answers may show.
 
 use std::fmt;
 
@@ -87,7 +88,8 @@ pub enum After {
 }
 
 impl Op {
-    /// The sequential meaning: what the operation leaves behind and answers when the key holds `state`.
+    /// The sequential meaning: what the operation leaves behind and answers when the key holds
+    /// `state`.
     pub fn apply(&self, state: Option<&[u8]>) -> (After, Answer) {
         let old = || state.map_or(Answer::Nil, |value| Answer::Bytes(value.to_vec()));
         match self {
@@ -124,7 +126,8 @@ fn length(len: usize) -> Answer {
     Answer::Int(i64::try_from(len).unwrap_or(i64::MAX))
 }
 
-/// The number that a value stands for, as Redis sees it: no sign but '-', no leading zeros, no blanks.
+/// The number that a value stands for, as Redis sees it: no sign but '-', no leading zeros, no
+/// blanks.
 fn number(state: Option<&[u8]>) -> Option<i64> {
     let Some(bytes) = state else { return Some(0) };
     let n: i64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
@@ -143,7 +146,8 @@ impl History {
         Self::default()
     }
 
-    /// Adds one operation. It is recorded when it ends; one that never ended is [`Outcome::Unknown`].
+    /// Adds one operation. It is recorded when it ends; one that never ended is
+    /// [`Outcome::Unknown`].
     pub fn push(&mut self, operation: Operation) {
         self.operations.push(operation);
     }

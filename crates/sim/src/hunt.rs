@@ -1,4 +1,5 @@
-//! Many runs: fresh seeds one after the other, totals, and for a failure the smallest plan that still shows it.
+//! Many runs: fresh seeds one after the other, totals, and for a failure the smallest plan that
+//! still shows it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use cyclone_replica::Durability;
 
 use crate::ddmin::ddmin;
-use crate::plan::{Kind, Plan, Strikes, Struck};
+use crate::plan::{FaultCounts, FaultSchedule, Kind, Plan};
 use crate::run::run;
 use crate::world::{Failure, Report};
 
@@ -29,8 +30,10 @@ pub struct Changes {
     pub own_loops: bool,
     /// Lulls in every plan.
     pub lulls: bool,
+    /// Storage that is replaced in every plan.
+    pub storage_faults: bool,
     /// Only these strikes.
-    pub strikes: Option<Strikes>,
+    pub strikes: Option<FaultSchedule>,
 }
 
 impl Changes {
@@ -47,6 +50,9 @@ impl Changes {
         }
         if self.members {
             plan = plan.with_members();
+        }
+        if self.storage_faults {
+            plan = plan.with_storage_faults();
         }
         plan.own_loops |= self.own_loops;
         if self.lulls {
@@ -82,6 +88,7 @@ impl Changes {
         words.extend(self.members.then(|| "--members".to_owned()));
         words.extend(self.own_loops.then(|| "--own-loops".to_owned()));
         words.extend(self.lulls.then(|| "--lulls".to_owned()));
+        words.extend(self.storage_faults.then(|| "--storage-faults".to_owned()));
         let strikes = self.strikes.iter();
         words.extend(strikes.map(|strikes| format!("--strikes {strikes}")));
         words.extend(planted.map(|bug| format!("--planted {bug}")));
@@ -120,7 +127,7 @@ impl Totals {
     }
 
     /// Faults by kind.
-    pub fn struck(&self) -> &Struck {
+    pub fn struck(&self) -> &FaultCounts {
         &self.report.struck
     }
 }
@@ -238,14 +245,15 @@ impl Smallest<'_> {
         let all: Vec<u64> = (0..self.shown.strikes).collect();
         ddmin(&all, |kept| {
             let mut fewer = self.best.clone();
-            fewer.strikes = Some(Strikes(kept.iter().copied().collect()));
+            fewer.strikes = Some(FaultSchedule(kept.iter().copied().collect()));
             self.attempt(fewer)
         });
     }
 }
 
-/// Makes a failing run smaller: ends it where it failed, then leaves out one thing after another as long as it still
-/// fails, kinds of faults first and single strikes last. Begins nothing any more after `time`.
+/// Makes a failing run smaller: ends it where it failed, then leaves out one thing after another as
+/// long as it still fails, kinds of faults first and single strikes last. Begins nothing any more
+/// after `time`.
 pub fn minimise(
     seed: u64,
     failure: Failure,

@@ -1,4 +1,5 @@
-//! Memory images that an earlier version of the formats wrote, checked in: a cluster must start from them.
+//! Memory images that an earlier version of the formats wrote, checked in: a cluster must start
+//! from them.
 //!
 //! ```text
 //! image file   "CYIMAGE1"
@@ -6,7 +7,8 @@
 //!              per machine: identity length u32, identity file,
 //!                           region length u64, runs u32, per run: offset u64, length u32, bytes
 //! ```
-//! All numbers little-endian; what no run names is zero. The stores had flushed nothing: all state is in the logs.
+//! All numbers little-endian; what no run names is zero. The stores had flushed nothing: all state
+//! is in the logs.
 
 use anyhow::{Context, bail};
 use cyclone_replica::identity;
@@ -63,7 +65,8 @@ pub(crate) fn restore(world: &mut World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets a cluster without faults write the old keys, kills it, and answers its memory as an image file.
+/// Lets a cluster without faults write the old keys, kills it, and answers its memory as an image
+/// file.
 pub fn make(root: &std::path::Path) -> anyhow::Result<Vec<u8>> {
     let mut plan = Kind::ALL
         .iter()

@@ -1,4 +1,5 @@
-//! Histories as JSON lines, one key per line, for other checkers to judge (porcupine/main.go reads them).
+//! Histories as JSON lines, one key per line, for other checkers to judge (porcupine/main.go reads
+//! them).
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::history::{Answer, History, Op, Operation, Outcome};
 
-/// One line per key, in key order: an array of operations. Operations that certainly did not happen are left out.
+/// One line per key, in key order: an array of operations. Operations that certainly did not happen
+/// are left out.
 pub fn lines(history: &History) -> Vec<(Vec<u8>, String)> {
     let mut keys: BTreeMap<&[u8], Vec<Value>> = BTreeMap::new();
     for operation in history.operations() {

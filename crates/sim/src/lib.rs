@@ -8,18 +8,20 @@
 //!     Net      every datagram's fate                                      net.rs
 //!     Load     the real client, many times over                           load.rs
 //!     Checks   what must hold after every step                            check.rs
-//!     Teller, Inspector   money moved between logs                        bank.rs
-//!     Porter              tokens moved between logs while they are scanned  porter.rs
+//!     TransferClient, BankInvariant  money moved between logs             bank.rs
+//!     Amplifier           commands that ask much of replicas             amplify.rs
+//!     SnapshotScanWorkload  tokens moved between logs while they are scanned  snapshot_scans.rs
 //!   hunt       many runs; the smallest plan that still fails              hunt.rs
 //!   history    operations with their times and answers                    history.rs
 //!   interchange  histories for other checkers                           interchange.rs
 //!   linear     is there one order that explains every answer?             linear.rs, linear/
 //! ```
 //!
-//! Everything follows from the seed: time, packets, crashes, load. `history` and `linear` do not know the system under
-//! test, so a fault there cannot hide here.
+//! Everything follows from the seed: time, packets, crashes, load. `history` and `linear` do not
+//! know the system under test, so a fault there cannot hide here.
 #![forbid(unsafe_code)]
 
+pub mod amplify;
 pub mod bank;
 mod callers;
 pub mod check;
@@ -39,11 +41,14 @@ pub mod machine;
 mod members;
 pub mod net;
 pub mod plan;
-pub mod porter;
 pub mod random;
 pub mod run;
+pub mod snapshot_scans;
+mod storage;
+mod unable;
+mod wall;
 pub mod weak;
-pub mod world;
+mod world;
 
 pub use plan::{Kind, Plan};
 pub use run::run;

@@ -1,12 +1,13 @@
-//! The linearizability checker: is there, for every key, one order of its operations that respects real time and
-//! explains every answer?
+//! The linearizability checker: is there, for every key, one order of its operations that respects
+//! real time and explains every answer?
 //!
-//! Keys are independent objects, so each is checked alone (linearizability is local: Herlihy and Wing, 1990). The
-//! search is Wing and Gong's, with Lowe's memoisation of (operations placed, state) pairs, and with reductions that
-//! keep it fast on hot keys; [`search`] names and justifies each of them.
+//! Keys are independent objects, so each is checked alone (linearizability is local: Herlihy and
+//! Wing, 1990). The search is Wing and Gong's, with Lowe's memoisation of (operations placed,
+//! state) pairs, and with reductions that keep it fast on hot keys; [`search`] names and justifies
+//! each of them.
 //!
-//! Keys start absent. A history that begins with data in the store says so with a `Set` before everything else, and
-//! one that knows the final state says so with a `Get` after everything else.
+//! Keys start absent. A history that begins with data in the store says so with a `Set` before
+//! everything else, and one that knows the final state says so with a `Get` after everything else.
 
 mod item;
 mod list;
@@ -22,7 +23,8 @@ use crate::history::{History, Operation, Outcome, text};
 /// How long the checker may think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Search steps per key, and a tenth of them per key once one has turned out too hard; a step remembers about 50 bytes.
+    /// Search steps per key, and a tenth of them per key once one has turned out too hard; a step
+    /// remembers about 50 bytes.
     pub steps_per_key: u64,
 }
 
@@ -79,11 +81,12 @@ pub enum CheckError {
 pub struct Violation {
     /// The key.
     pub key: Vec<u8>,
-    /// Operations that contradict each other, by invocation. Leaving out any of them, or taking it as unknown,
-    /// would make the rest explicable (unless the search for a smaller part hit its own limit).
+    /// Operations that contradict each other, by invocation. Leaving out any of them, or taking it
+    /// as unknown, would make the rest explicable (unless the search for a smaller part hit its own
+    /// limit).
     pub window: Vec<Operation>,
-    /// Other writes to the key up to then. Each was allowed to happen at any time after its invocation or never,
-    /// and still no order fits.
+    /// Other writes to the key up to then. Each was allowed to happen at any time after its
+    /// invocation or never, and still no order fits.
     pub others: usize,
 }
 

@@ -1,4 +1,5 @@
-//! The clients: the real client over the simulated network, choosing operations and noting what came of them.
+//! The clients: the real client over the simulated network, choosing operations and noting what
+//! came of them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,14 +10,15 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
-use crate::bank::{Books, Teller};
+use crate::amplify::Amplifier;
+use crate::bank::{BankState, TransferClient};
 use crate::expiring::Expiring;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
 use crate::plan::{Kind, Plan};
-use crate::porter::Porter;
 use crate::random::Random;
+use crate::snapshot_scans::SnapshotScanWorkload;
 use crate::weak::Weak;
 
 /// Bytes per frame: the largest datagram.
@@ -62,11 +64,13 @@ pub struct Client {
     /// Reads weakly instead.
     weak: Option<Weak>,
     /// Moves money instead.
-    teller: Option<Teller>,
+    teller: Option<TransferClient>,
     /// Has keys that expire instead.
     expiring: Option<Expiring>,
     /// Carries tokens and scans instead.
-    porter: Option<Porter>,
+    porter: Option<SnapshotScanWorkload>,
+    /// Asks much instead.
+    amplifier: Option<Amplifier>,
 }
 
 /// What a client wants next.
@@ -78,11 +82,12 @@ pub(crate) struct Chooser {
     pub(crate) random: Random,
 }
 
-/// Writes of a log's volume that nobody knows the outcome of; then another one is begun. Any of them may have happened at any
-/// time, so with many the checker would have to try too many orders.
+/// Writes of a log's volume that nobody knows the outcome of; then another one is begun. Any of
+/// them may have happened at any time, so with many the checker would have to try too many orders.
 const MOST_UNKNOWN: u32 = 6;
 
-/// The keys that pieces are appended to go on under another name now and then, as books do in volumes.
+/// The keys that pieces are appended to go on under another name now and then, as books do in
+/// volumes.
 #[derive(Default)]
 struct Volumes(BTreeMap<Vec<u8>, (u64, u32)>);
 
@@ -131,7 +136,7 @@ pub struct Load {
     /// Operations that ended with an answer.
     pub answered: u64,
     /// Where tellers move money.
-    pub books: Books,
+    pub books: BankState,
     volumes: Volumes,
 }
 
@@ -148,7 +153,7 @@ impl Load {
             born: 0,
             history: History::new(),
             answered: 0,
-            books: Books::default(),
+            books: BankState::default(),
             volumes: Volumes::default(),
         })
     }
@@ -180,14 +185,20 @@ impl Load {
         boot[8..].copy_from_slice(&random.draw().to_le_bytes());
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
-        let teller = (self.plan.has(Kind::Gangs) && number.is_multiple_of(2))
-            .then(|| Teller::new(random.fork(number), self.plan.max_value_bytes.min(6_000)));
+        let teller = (self.plan.has(Kind::Gangs) && number.is_multiple_of(2)).then(|| {
+            TransferClient::new(random.fork(number), self.plan.max_value_bytes.min(6_000))
+        });
         // By number: drawn, it would change what every seed means.
         let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
         let expiring = (self.plan.expiry && number % 8 == 1)
             .then(|| Expiring::new(number, &self.plan, random.fork(number)));
         let porter = (self.plan.has(Kind::Gangs) && number % 8 == 5)
-            .then(|| Porter::new(number, random.fork(number)));
+            .then(|| SnapshotScanWorkload::new(number, random.fork(number)));
+        let amplifier = (teller.is_none()
+            && self.plan.work_bytes > 0
+            && number % 4 == 1
+            && self.plan.clients <= 100)
+            .then(|| Amplifier::new(number, &self.plan, random.fork(number)));
         Ok(Client {
             number,
             address: from,
@@ -197,6 +208,7 @@ impl Load {
             teller,
             expiring,
             porter,
+            amplifier,
             chooser: Chooser::new(number, random),
         })
     }
@@ -231,6 +243,9 @@ impl Load {
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
         if let Some(teller) = &mut client.teller {
             return teller.act(self.books.current(), &mut client.steps.core, now_us);
+        }
+        if let Some(amplifier) = &mut client.amplifier {
+            return amplifier.act(&mut client.steps.core, now_us);
         }
         if let Some(expiring) = &mut client.expiring {
             return expiring.act(&mut client.steps.core, now_us);
@@ -276,6 +291,13 @@ impl Load {
             if let Some(weak) = &mut client.weak
                 && weak.ended(ticket, &result)?
             {
+                ended += 1;
+                continue;
+            }
+            if let Some(amplifier) = &mut client.amplifier
+                && amplifier.ended(ticket, &result)?
+            {
+                self.answered += u64::from(result.is_ok());
                 ended += 1;
                 continue;
             }
@@ -328,9 +350,13 @@ impl Client {
     pub fn pending(&self) -> usize {
         let weak = self.weak.as_ref().map_or(0, Weak::pending);
         let expiring = self.expiring.as_ref().map_or(0, Expiring::pending);
-        let teller = self.teller.as_ref().map_or(0, Teller::pending);
-        let porter = self.porter.as_ref().map_or(0, Porter::pending);
-        self.pending.len() + weak + expiring + teller + porter
+        let teller = self.teller.as_ref().map_or(0, TransferClient::pending);
+        let porter = self
+            .porter
+            .as_ref()
+            .map_or(0, SnapshotScanWorkload::pending);
+        let amplifier = self.amplifier.as_ref().map_or(0, Amplifier::pending);
+        self.pending.len() + weak + expiring + teller + porter + amplifier
     }
 
     /// Whether it moves money between logs.
@@ -425,7 +451,8 @@ impl Chooser {
         value
     }
 
-    /// Registers, counters and logs: keys of one kind see one kind of write, so that answers say much.
+    /// Registers, counters and logs: keys of one kind see one kind of write, so that answers say
+    /// much.
     pub(crate) fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
         let number = match plan.hot && self.random.chance(0.9) {
             true => self.random.below(2.min(plan.keys)),
@@ -442,7 +469,8 @@ impl Chooser {
         }
         match self.random.below(12) {
             0..3 => (format!("counter:{number}").into_bytes(), Op::Incr(1)),
-            // Deleted now and then: it must not grow beyond the longest value, whose refusal the checker does not know.
+            // Deleted now and then: it must not grow beyond the longest value, whose refusal the
+            // checker does not know.
             3 if self.random.below(15) == 0 => (log(), Op::Del),
             3 => {
                 self.written += 1;

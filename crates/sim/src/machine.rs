@@ -1,4 +1,5 @@
-//! One machine: memory and disk that outlive its process, the process with the real replica in it, and its clocks.
+//! One machine: memory and disk that outlive its process, the process with the real replica in it,
+//! and its clocks.
 
 mod damage;
 
@@ -12,8 +13,8 @@ use cyclone_packet::{Driver, Security};
 use cyclone_pmem::{CrashSim, Outcome, Pool, Region, RegionError};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Durability, Engine, FlashConfig, JobRunner, Lane, Member, Network, Node, Now, Platform,
-    Polling, StartError, Transport,
+    Config, Durability, Engine, FlashConfig, JobRunner, LogLoop, Member, Network, Node, Now,
+    Platform, Polling, StartError, StateFile, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
 use cyclone_wal::flash::{FlashDevice, SimDisk};
@@ -21,6 +22,7 @@ use cyclone_wal::flash::{FlashDevice, SimDisk};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::random::Random;
+use crate::storage::StandingFile;
 
 /// The key that nodes share; a simulated cluster has no secrets.
 const NODE_KEY: [u8; 32] = [0x4e; 32];
@@ -30,6 +32,14 @@ pub const CLIENT_KEY: [u8; 32] = [0x43; 32];
 const CLUSTER: u128 = 0x51_4d43_1753_7465_7200;
 /// Length of one clock's life before the simulation begins.
 const BOOTED_US: u64 = 1_000_000_000_000;
+
+/// What wall clocks show when their steady clock shows 0.
+const BEGINNING_MS: i64 = 1_700_000_000_000;
+
+/// What a wall clock shows that is right, in milliseconds since 1970.
+pub(crate) fn true_ms(sim_us: u64) -> u64 {
+    BEGINNING_MS as u64 + (BOOTED_US + sim_us) / 1_000
+}
 
 /// Where a replica's packets go.
 pub fn address(id: u64) -> SocketAddr {
@@ -69,7 +79,7 @@ impl Clock {
     /// Both clocks at a moment of simulated time.
     pub fn now(&self, sim_us: u64) -> Now {
         let steady_us = self.steady_us(sim_us);
-        let wall = 1_700_000_000_000i64 + (steady_us / 1000) as i64 + self.wall_skew_ms;
+        let wall = BEGINNING_MS + (steady_us / 1000) as i64 + self.wall_skew_ms;
         Now {
             steady_us,
             wall_ms: wall as u64,
@@ -80,6 +90,16 @@ impl Clock {
     pub fn when(&self, steady_us: u64) -> u64 {
         let local = steady_us as i64 - self.offset_us - BOOTED_US as i64;
         (local.max(0) as f64 / self.rate).ceil() as u64 + 1
+    }
+
+    /// Sets what the wall clock is off by.
+    pub(crate) fn set_wall_skew(&mut self, skew_ms: i64) {
+        self.wall_skew_ms = skew_ms;
+    }
+
+    /// What the wall clock is off by, in milliseconds.
+    pub(crate) fn wall_skew(&self) -> i64 {
+        self.wall_skew_ms
     }
 
     /// Lets both clocks jump.
@@ -94,7 +114,7 @@ pub struct Process {
     /// The replica.
     pub node: Node,
     /// Its logs' own loops, where the plan has them.
-    pub lanes: Vec<Lane>,
+    pub lanes: Vec<LogLoop>,
     /// Its log region's memory.
     pub memory: CrashSim,
 }
@@ -136,8 +156,15 @@ pub struct Machine {
     pub life: u64,
     /// Whether it is a spare that nobody has begun to use.
     pub spare: bool,
-    /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
+    /// Whether memory or disk was damaged since the last successful start: a refusal to start is
+    /// then right.
     pub damaged: bool,
+    /// How far its replica has come.
+    pub(crate) standing: StandingFile,
+    /// Whether it has lost storage and does not count again yet.
+    pub(crate) forgot: bool,
+    /// Whether that is so because its storage is an older copy.
+    pub(crate) is_older: bool,
     /// Whether it went down within a step since the last successful start.
     pub interrupted: bool,
     /// Starts in a row that a loss of power has interrupted.
@@ -148,17 +175,18 @@ pub struct Machine {
     pub clock_read_us: Option<u64>,
     /// Until when its workers get nothing done.
     pub busy_until_us: u64,
-    /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
+    /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than
+    /// the others.
     pub job_us: u64,
     /// Whether it was seen installing a checkpoint.
     pub installing: bool,
     /// The log region, while no process uses it.
-    region: Option<CrashSim>,
+    pub(crate) region: Option<CrashSim>,
     /// Its lines that were made durable last.
     recent: Vec<u64>,
-    identity: Option<Identity>,
-    directory: PathBuf,
-    config: Config,
+    pub(crate) identity: Option<Identity>,
+    pub(crate) directory: PathBuf,
+    pub(crate) config: Config,
     max_sessions: usize,
     random: Random,
     /// Whose turn it is, of the loops.
@@ -211,6 +239,7 @@ impl Machine {
             election: Duration::from_micros(plan.election_us),
             max_key_bytes: 256,
             max_value_bytes: plan.max_value_bytes,
+            max_work_bytes: plan.work_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
             flash: plan.flash.map(|durability| FlashConfig {
@@ -223,6 +252,7 @@ impl Machine {
             clock_drift_ppm: plan.drift_ppm.min(100_000) as u32,
             follower_staleness: None,
             archive: None,
+            member_addresses: Vec::new(),
         };
         let areas = plan.flash.map_or(0, |_| u64::from(plan.logs));
         let flash = (0..areas)
@@ -241,6 +271,9 @@ impl Machine {
             life: 0,
             spare: id > plan.nodes,
             damaged: false,
+            standing: StandingFile::new(plan.founding),
+            forgot: false,
+            is_older: false,
             interrupted: false,
             interruptions: 0,
             paused_until_us: 0,
@@ -272,7 +305,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The region's bytes while the machine is off, and its identity: what [`Machine::restore`] takes.
+    /// The region's bytes while the machine is off, and its identity: what [`Machine::restore`]
+    /// takes.
     pub fn remains(&self) -> Option<(Vec<u8>, Identity)> {
         let region = self.region.as_ref()?;
         Some((region.image(|_| 0), self.identity?))
@@ -309,7 +343,8 @@ impl Machine {
         self.damaged || self.is_refused() || self.has_unreadable_flash()
     }
 
-    /// Whether a page of its flash cannot be read. One that no start so far had to read may be where the log ends at a later one.
+    /// Whether a page of its flash cannot be read. One that no start so far had to read may be
+    /// where the log ends at a later one.
     fn has_unreadable_flash(&self) -> bool {
         self.flash.iter().any(SimDisk::has_unreadable)
     }
@@ -334,7 +369,7 @@ impl Machine {
         match (started, memory) {
             (Err(panic), _) => Err(Fault::Panic(panic_text(&panic))),
             (Ok(Ok(mut node)), Some(memory)) => {
-                let lanes = node.take_lanes();
+                let lanes = node.take_log_loops();
                 let process = Process {
                     node,
                     lanes,
@@ -417,7 +452,7 @@ impl Machine {
         let Power::On(process) = &self.power else {
             return None;
         };
-        let lanes = process.lanes.iter().map(Lane::deadline_us).min();
+        let lanes = process.lanes.iter().map(LogLoop::deadline_us).min();
         Some(process.node.deadline_us().min(lanes.unwrap_or(u64::MAX)))
     }
 
@@ -435,8 +470,9 @@ impl Machine {
         }
     }
 
-    /// The process ends. With `power_lost` each line that was not flushed and fenced is kept or lost by chance, without,
-    /// all stores have reached memory. The store keeps some of what it had not flushed.
+    /// The process ends. With `power_lost` each line that was not flushed and fenced is kept or
+    /// lost by chance, without, all stores have reached memory. The store keeps some of what it had
+    /// not flushed.
     pub fn stop(&mut self, net: &Net, power_lost: bool) {
         let running = std::mem::replace(&mut self.power, Power::Off);
         if let Power::On(process) = running {
@@ -494,6 +530,7 @@ fn is_refusal(error: &StartError) -> bool {
     matches!(
         error,
         StartError::RegionLost { .. }
+            | StartError::NotBootstrapped { .. }
             | StartError::DataLost { .. }
             | StartError::Mismatch { .. }
             | StartError::Ring { .. }
@@ -519,6 +556,10 @@ impl Platform for Parts<'_> {
             self.identity = Some(*ours);
         }
         Ok(())
+    }
+
+    fn bootstrap_file(&mut self, _: &Config) -> Box<dyn StateFile> {
+        self.machine.standing.open(self.memory.clone())
     }
 
     fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError> {

@@ -1,4 +1,5 @@
-//! `cyclone-sim`: runs simulated clusters, repeats failures, and finds out whether planted bugs are noticed.
+//! `cyclone-sim`: runs simulated clusters, repeats failures, and finds out whether planted bugs are
+//! noticed.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone_replica::Durability;
 use cyclone_sim::hunt::{self, Changes, Range, Totals};
-use cyclone_sim::plan::Strikes;
+use cyclone_sim::plan::FaultSchedule;
 use cyclone_sim::{Kind, images};
 #[cfg(feature = "planted")]
 use cyclone_wire::planted;
@@ -26,7 +27,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs one seed or many; ends with status 1 if one fails, after printing the command that repeats it.
+    /// Runs one seed or many; ends with status 1 if one fails, after printing the command that
+    /// repeats it.
     Run(Run),
     /// Plants one bug after another and prints how long each took to be noticed.
     Mutants {
@@ -90,9 +92,13 @@ struct Run {
     /// Let an operator change the members in every plan.
     #[arg(long)]
     members: bool,
-    /// Let only these strikes take place, by number as `--trace` shows them, separated by commas, or `none`.
+    /// Let replicas found the cluster and lose their storage in every plan.
+    #[arg(long, conflicts_with = "members")]
+    storage_faults: bool,
+    /// Let only these strikes take place, by number as `--trace` shows them, separated by commas,
+    /// or `none`.
     #[arg(long)]
-    strikes: Option<Strikes>,
+    strikes: Option<FaultSchedule>,
     /// Plant a bug (in builds with the feature `planted`).
     #[arg(long)]
     planted: Option<String>,
@@ -111,7 +117,8 @@ fn durability(name: &str) -> Result<Durability, String> {
 }
 
 fn main() -> ExitCode {
-    // A panic of a simulated replica is reported with its seed; the hook's own lines would only be in the way.
+    // A panic of a simulated replica is reported with its seed; the hook's own lines would only be
+    // in the way.
     std::panic::set_hook(Box::new(|info| {
         if std::env::var_os("RUST_BACKTRACE").is_some() {
             eprintln!("{info}\n{}", std::backtrace::Backtrace::force_capture());
@@ -179,6 +186,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         members: run.members,
         own_loops: run.own_loops,
         lulls: run.lulls,
+        storage_faults: run.storage_faults,
         strikes: run.strikes.clone(),
     };
     if let Some(only) = &run.only {
@@ -344,9 +352,18 @@ fn mutants(seeds: u64, only: Option<&str>) -> anyhow::Result<ExitCode> {
             count: seeds,
             time: None,
         };
-        // Only one plan of ten changes the members: for a bug that shows only there the others would be a waste of time.
+        // Only one plan of ten changes the members, and fewer replace storage: for a bug that shows
+        // only there the others would be a waste of time.
         let changes = Changes {
             members: bug == planted::Bug::OldRecordFollowed,
+            storage_faults: matches!(
+                bug,
+                planted::Bug::BootstrapWithoutAsking
+                    | planted::Bug::ClaimIgnored
+                    | planted::Bug::TermsNotAwaited
+                    | planted::Bug::VotesBeforeCaughtUp
+                    | planted::Bug::LostKeepsCounting
+            ),
             ..Changes::default()
         };
         let (totals, failed) = hunt::hunt(range, &changes, place.path(), |_| {});

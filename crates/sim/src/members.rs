@@ -1,5 +1,6 @@
-//! An operator who wants other members, at any time and without looking at how the cluster fares: adds a spare machine, lets a learner
-//! vote, replaces and removes replicas. A change that got lost is simply asked for again, or another one.
+//! An operator who wants other members, at any time and without looking at how the cluster fares:
+//! adds a spare machine, lets a learner vote, replaces and removes replicas. A change that got lost
+//! is simply asked for again, or another one.
 
 use std::collections::BTreeSet;
 
@@ -110,8 +111,9 @@ impl World {
         self.step(position, None)
     }
 
-    /// The next idea comes right behind this one, and whoever leads is cut off meanwhile: its successor's log may hold the end of one
-    /// change and the beginning of the next, neither of which it has applied, as its store stands still.
+    /// The next idea comes right behind this one, and whoever leads is cut off meanwhile: its
+    /// successor's log may hold the end of one change and the beginning of the next, neither of
+    /// which it has applied, as its store stands still.
     fn press_on(&mut self, leader: usize) {
         let election_us = self.plan.election_us;
         if self.plan.has(Kind::StoreStall) && self.random.chance(0.5) {

@@ -1,4 +1,5 @@
-//! The simulated network: a driver per address, every datagram's fate drawn when it is sent, time passed by the world.
+//! The simulated network: a driver per address, every datagram's fate drawn when it is sent, time
+//! passed by the world.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -10,7 +11,7 @@ use cyclone_packet::driver::receive_waiting;
 use cyclone_packet::{Datagram, Driver, DriverStats};
 use cyclone_pmem::{CrashSim, Payload, Pool};
 
-use crate::plan::{Kind, PacketFaults, Struck};
+use crate::plan::{FaultCounts, Kind, PacketFaults};
 use crate::random::Random;
 
 /// Datagrams that wait at one address; what comes after is lost, as in a socket's buffer.
@@ -39,7 +40,7 @@ struct State {
     cut: BTreeSet<(IpAddr, IpAddr)>,
     /// Links that carry nothing until a time, and then everything.
     clogged: BTreeMap<(IpAddr, IpAddr), u64>,
-    struck: Struck,
+    struck: FaultCounts,
     datagrams: u64,
     datagram_bytes: usize,
 }
@@ -59,7 +60,7 @@ impl Net {
             sent: Vec::new(),
             cut: BTreeSet::new(),
             clogged: BTreeMap::new(),
-            struck: Struck::default(),
+            struck: FaultCounts::default(),
             datagrams: 0,
             datagram_bytes,
         })))
@@ -69,8 +70,8 @@ impl Net {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A driver at an address. What waits there from before is gone. With `power`, nothing is sent once that memory has
-    /// crashed.
+    /// A driver at an address. What waits there from before is gone. With `power`, nothing is sent
+    /// once that memory has crashed.
     pub fn driver(&self, address: SocketAddr, power: Option<CrashSim>) -> SimDriver {
         let mut state = self.lock();
         state.inboxes.insert(address, VecDeque::new());
@@ -136,7 +137,7 @@ impl Net {
     }
 
     /// Faults so far, and datagrams sent.
-    pub fn struck(&self) -> (Struck, u64) {
+    pub fn struck(&self) -> (FaultCounts, u64) {
         let state = self.lock();
         (state.struck.clone(), state.datagrams)
     }

@@ -1,5 +1,6 @@
-//! What a run is made of: the cluster, the load, and how often each fault strikes. Drawn from the seed, so that runs
-//! differ in kind and not only in detail: a fault that is always there hides what only its absence shows.
+//! What a run is made of: the cluster, the load, and how often each fault strikes. Drawn from the
+//! seed, so that runs differ in kind and not only in detail: a fault that is always there hides
+//! what only its absence shows.
 
 mod kind;
 
@@ -10,7 +11,7 @@ use std::str::FromStr;
 use cyclone_replica::Durability;
 
 use crate::random::Random;
-pub use kind::{Kind, Struck};
+pub use kind::{FaultCounts, Kind};
 
 /// Probabilities per datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,6 +51,10 @@ pub struct Rates {
     pub pause_us: u64,
     /// A disk that refuses a write.
     pub store_error_us: u64,
+    /// Stores without room.
+    pub store_full_us: u64,
+    /// A store that is damaged.
+    pub store_damage_us: u64,
     /// A store that would make the loop wait.
     pub store_stall_us: u64,
     /// A steady clock that jumps.
@@ -66,14 +71,20 @@ pub struct Rates {
     pub flash_rot_us: u64,
     /// An operator who wants other members.
     pub members_us: u64,
+    /// One machine's wall clock that is put elsewhere.
+    pub wall_us: u64,
+    /// Storage that is replaced by an empty one.
+    pub emptied_us: u64,
+    /// Storage that is replaced by an older copy.
+    pub older_us: u64,
 }
 
-/// Which strikes of a run take place, counted from 0 in the order in which they are due. A strike is a fault with a time of its
-/// own; what befalls single datagrams, values or restarts is none.
+/// Which strikes of a run take place, counted from 0 in the order in which they are due. A strike
+/// is a fault with a time of its own; what befalls single datagrams, values or restarts is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Strikes(pub BTreeSet<u64>);
+pub struct FaultSchedule(pub BTreeSet<u64>);
 
-impl fmt::Display for Strikes {
+impl fmt::Display for FaultSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str("none");
@@ -83,17 +94,17 @@ impl fmt::Display for Strikes {
     }
 }
 
-impl FromStr for Strikes {
+impl FromStr for FaultSchedule {
     type Err = std::num::ParseIntError;
 
-    fn from_str(text: &str) -> Result<Strikes, Self::Err> {
+    fn from_str(text: &str) -> Result<FaultSchedule, Self::Err> {
         if text == "none" {
-            return Ok(Strikes::default());
+            return Ok(FaultSchedule::default());
         }
         text.split(',')
             .map(str::parse)
             .collect::<Result<_, _>>()
-            .map(Strikes)
+            .map(FaultSchedule)
     }
 }
 
@@ -150,7 +161,8 @@ pub struct Plan {
     pub large: f64,
     /// Longest delay of a job.
     pub job_us: u64,
-    /// The machine, by place, whose jobs all take about so long: it flushes late and keeps a longer log than the others.
+    /// The machine, by place, whose jobs all take about so long: it flushes late and keeps a longer
+    /// log than the others.
     pub hoarder: Option<(usize, u64)>,
     /// Largest difference of wall clocks, ms.
     pub skew_ms: u64,
@@ -172,23 +184,58 @@ pub struct Plan {
     pub gangs: bool,
     /// Whether some client's keys expire.
     pub expiry: bool,
+    /// The most work of a command, bytes, where some client's commands do much; 0: as much as
+    /// usual.
+    pub work_bytes: u32,
     /// Whether each log has a loop of its own.
     pub own_loops: bool,
     /// Each time of this length begins with work, and ends in a lull; 0: there are none.
     pub lull_us: u64,
+    /// Whether the replicas found their cluster; otherwise it is there already.
+    pub founding: bool,
     /// Only these strikes take place.
-    pub strikes: Option<Strikes>,
+    pub strikes: Option<FaultSchedule>,
 }
 
 const SECOND: u64 = 1_000_000;
 /// For what is drawn apart. They leave the seeds that are tested the runs that they were found in.
 const GANGS: u64 = 0x0067_6e6c;
 const EXPIRY: u64 = 0x6578_710a;
+const AMPLIFY: u64 = 0x0061_6d70;
 const OWN_LOOPS: u64 = 0x6f77_71e0;
 const LULL: u64 = 0x6c75_6c6c;
+const WALL: u64 = 0x7761_6c6c;
 const EAGER: u64 = 0x6561_6769;
 const FLUTTER: u64 = 0x666c_7574;
+const STORAGE: u64 = 0x7374_6fdc;
 const MEMBERS_FLUTTER: u64 = 0x666c_7526;
+/// The most work of a command where that matters: enough for what other clients ask.
+const WORK_BYTES: u32 = 128 << 10;
+// Chosen so that no seed with a story draws these faults.
+const CANNOT_STORE: u64 = 0x6675_6c01;
+/// What may keep a leader from being replaced, or the new one from serving, for as long as it
+/// likes.
+const DISTURBANCES: [Kind; 19] = [
+    Kind::Partition,
+    Kind::OneWay,
+    Kind::Clog,
+    Kind::Flutter,
+    Kind::Kill,
+    Kind::Power,
+    Kind::Recovery,
+    Kind::Blackout,
+    Kind::Pause,
+    Kind::Amnesia,
+    Kind::DataLoss,
+    Kind::StoreError,
+    Kind::StoreStall,
+    Kind::SlowJob,
+    Kind::Drift,
+    Kind::Jump,
+    Kind::Late,
+    Kind::Lull,
+    Kind::Members,
+];
 /// Operations that most clients have under way at most.
 const MOST_PENDING: usize = 4;
 
@@ -197,8 +244,12 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let plan = Plan::draw_steady(seed);
         let mut apart = Random::new(seed ^ 0x006d_656d_6265);
-        match !plan.old_format && plan.clients <= 100 && apart.chance(0.1) {
+        let plan = match !plan.old_format && plan.clients <= 100 && apart.chance(0.1) {
             true => plan.with_members(),
+            false => plan,
+        };
+        match !plan.old_format && plan.spares == 0 && Random::new(seed ^ STORAGE).chance(0.08) {
+            true => plan.with_storage_faults(),
             false => plan,
         }
     }
@@ -207,7 +258,8 @@ impl Plan {
     fn draw_steady(seed: u64) -> Plan {
         let mut random = Random::new(seed ^ 0x706c_616e);
         let heartbeat_us = *random.pick(&[50_000, 100_000, 200_000, 400_000]);
-        // Intervals are counted in election time-outs: a cluster that never finds a leader tests nothing else.
+        // Intervals are counted in election time-outs: a cluster that never finds a leader tests
+        // nothing else.
         let election_us = heartbeat_us * random.within(4, 8);
         let duration_us = random.within(300, 900) * heartbeat_us;
         let rate = |random: &mut Random, least: u64| {
@@ -287,8 +339,13 @@ impl Plan {
             spares: 0,
             gangs: Random::new(seed ^ GANGS).chance(0.7),
             expiry: Random::new(seed ^ EXPIRY).chance(0.25),
+            work_bytes: match Random::new(seed ^ AMPLIFY).chance(0.25) {
+                true => WORK_BYTES,
+                false => 0,
+            },
             own_loops: Random::new(seed ^ OWN_LOOPS).chance(0.15),
             lull_us: 0,
+            founding: false,
             strikes: None,
             hoarder: None,
         };
@@ -318,6 +375,7 @@ impl Plan {
             plan.nvm_bytes = u64::from(plan.logs) << 20;
             plan.fit();
         }
+        plan.draw_cannot_store();
         plan.flutter(0.12, FLUTTER);
         if Random::new(!seed ^ LULL).chance(0.15) {
             plan.draw_lull();
@@ -334,16 +392,64 @@ impl Plan {
             (plan.nodes, plan.logs, plan.nvm_bytes) = (3, 1, 2 << 20);
             plan.fit();
         }
+        plan.draw_wall();
         plan
     }
 
-    /// Lets leaders be cut off one after the other, with this chance. What was under way when the lead was lost is what matters,
-    /// and there is to be much of it.
+    /// Lets stores be full, or damaged. In half of these plans nothing else keeps a leader from
+    /// being replaced: then it must be ([`Plan::is_undisturbed`]).
+    fn draw_cannot_store(&mut self) {
+        let mut apart = Random::new(self.seed ^ CANNOT_STORE);
+        if self.old_format || self.clients > 100 || !apart.chance(0.12) {
+            return;
+        }
+        let every_us = self.longest_without_store_us() * apart.within(2, 4);
+        if apart.chance(0.6) {
+            self.rates.store_full_us = every_us;
+        } else {
+            self.rates.store_damage_us = every_us;
+        }
+        if apart.chance(0.5) {
+            *self = DISTURBANCES
+                .iter()
+                .fold(self.clone(), |plan, kind| plan.without(*kind));
+            self.packets = PacketFaults::default();
+            (self.nodes, self.flash) = (self.nodes.max(3), None);
+            self.duration_us = self.duration_us.max(3 * every_us);
+            self.fit();
+        }
+    }
+
+    /// How long a leader that cannot store may lead while another replica can: the time after which
+    /// it hands over, and some elections.
+    pub(crate) fn longest_without_store_us(&self) -> u64 {
+        4 * SECOND + 10 * self.election_us
+    }
+
+    /// Whether nothing but stores that are full or damaged keeps leaders from being replaced.
+    pub(crate) fn is_undisturbed(&self) -> bool {
+        let is_calm = self.packets == PacketFaults::default() && self.nodes > 1;
+        is_calm && !DISTURBANCES.iter().any(|kind| self.has(*kind))
+    }
+
+    /// Lets leaders be cut off one after the other, with this chance. What was under way when the
+    /// lead was lost is what matters, and there is to be much of it.
     fn flutter(&mut self, chance: f64, drawn: u64) {
         let mut apart = Random::new(self.seed ^ drawn);
         if self.nodes > 1 && self.clients <= 100 && apart.chance(chance) {
             self.rates.flutter_us = self.election_us * apart.within(8, 30);
             self.callers_us = self.election_us / 16;
+        }
+    }
+
+    /// Lets one machine's wall clock be off, where the others are a majority whose clocks are
+    /// right.
+    fn draw_wall(&mut self) {
+        let mut apart = Random::new(self.seed ^ WALL);
+        let others = [Kind::Skew, Kind::Drift, Kind::Jump, Kind::OldFormat];
+        let are_right = !others.into_iter().any(|kind| self.has(kind));
+        if self.nodes > 1 && are_right && apart.chance(0.7) {
+            self.rates.wall_us = self.election_us * apart.within(3, 30);
         }
     }
 
@@ -353,7 +459,8 @@ impl Plan {
         self.lull_us = self.heartbeat_us * Random::new(self.seed ^ LULL).within(100, 200);
     }
 
-    /// How long somebody pauses who would pause so long, and began to at `now_us`: whoever would end in a lull waits for its end.
+    /// How long somebody pauses who would pause so long, and began to at `now_us`: whoever would
+    /// end in a lull waits for its end.
     pub(crate) fn with_lull(&self, now_us: u64, pause_us: u64) -> Option<u64> {
         let place_us = (now_us + pause_us).checked_rem(self.lull_us)?;
         let is_lull = place_us > self.lull_us / 4;
@@ -369,16 +476,75 @@ impl Plan {
         }
     }
 
-    /// The same plan with an operator who changes the members all the time. No machine loses its memory then: how many may,
-    /// depends on who takes part.
+    /// The same plan with an operator who changes the members all the time. No machine loses its
+    /// memory then: how many may, depends on who takes part.
     pub fn with_members(mut self) -> Plan {
         let mut random = Random::new(self.seed ^ 0x6d65_6d62);
         self.spares = random.within(2, 5);
         self.rates.members_us = self.election_us * random.within(2, 10);
         self.flutter(0.3, MEMBERS_FLUTTER);
-        let lost = [Kind::Rot, Kind::Amnesia, Kind::DataLoss, Kind::OldFormat];
+        let lost = [
+            Kind::Rot,
+            Kind::Amnesia,
+            Kind::DataLoss,
+            Kind::OldFormat,
+            // The machine whose clock is off might be the only voter that is left.
+            Kind::Wall,
+            Kind::Founding,
+        ];
         let plan = lost.into_iter().fold(self, Plan::without);
         plan.without(Kind::FlashAstray).without(Kind::FlashRot)
+    }
+
+    /// The same plan with replicas that found their cluster, and storage that is replaced by an
+    /// empty one or by an older copy. Nothing else takes memory away: how many machines may,
+    /// depends on who recovers. Of an older copy only the leader that has the acknowledgements
+    /// knows, so in such a plan nothing else deposes leaders.
+    pub fn with_storage_faults(self) -> Plan {
+        let mut random = Random::new(self.seed ^ STORAGE.rotate_left(32));
+        let lost = [
+            Kind::Rot,
+            Kind::Amnesia,
+            Kind::DataLoss,
+            Kind::OldFormat,
+            Kind::FlashAstray,
+            Kind::FlashRot,
+            Kind::Members,
+            // The machine whose clock is off might be the only voter that is left.
+            Kind::Wall,
+        ];
+        let mut plan = lost.into_iter().fold(self, Plan::without);
+        plan.founding = true;
+        plan.nodes = *random.pick(&[1, 3, 3, 3, 5]);
+        plan.hoarder = plan
+            .hoarder
+            .filter(|(place, _)| *place < plan.nodes as usize);
+        if plan.nodes == 1 {
+            return plan;
+        }
+        if random.chance(0.7) {
+            plan.rates.emptied_us = plan.election_us * random.within(10, 30);
+            return plan;
+        }
+        let unfit = [
+            Kind::Partition,
+            Kind::OneWay,
+            Kind::Clog,
+            Kind::Flutter,
+            Kind::Power,
+            Kind::Recovery,
+            Kind::Blackout,
+            Kind::Pause,
+            Kind::StoreError,
+            Kind::StoreFull,
+            Kind::StoreDamage,
+            Kind::Jump,
+            Kind::Flash,
+        ];
+        let mut plan = unfit.into_iter().fold(plan, Plan::without);
+        plan.packets = PacketFaults::default();
+        plan.rates.older_us = plan.election_us * random.within(10, 20);
+        plan
     }
 
     /// The same plan with a loop for each log.
@@ -432,6 +598,8 @@ impl Plan {
             Kind::DataLoss => self.data_loss > 0.0,
             Kind::OldFormat => self.old_format,
             Kind::StoreError => rates.store_error_us > 0,
+            Kind::StoreFull => rates.store_full_us > 0,
+            Kind::StoreDamage => rates.store_damage_us > 0,
             Kind::StoreStall => rates.store_stall_us > 0,
             Kind::SlowJob => self.job_us > 2_000,
             Kind::Skew => self.skew_ms > 0,
@@ -449,16 +617,23 @@ impl Plan {
             Kind::FlashStall => self.flash.is_some() && rates.flash_stall_us > 0,
             Kind::FlashError => self.flash.is_some() && rates.flash_error_us > 0,
             Kind::FlashFull => self.flash.is_some() && rates.flash_full_us > 0,
-            // As the only durable level, flash that loses what it said was written breaks every promise.
+            // As the only durable level, flash that loses what it said was written breaks every
+            // promise.
             Kind::FlashAstray => self.flash == Some(Durability::Nvm) && rates.flash_astray_us > 0,
             Kind::FlashRot => {
                 self.flash.is_some() && (self.flash_rot > 0.0 || rates.flash_rot_us > 0)
             }
             Kind::Gangs => self.logs > 1 && self.gangs,
             Kind::Expiry => self.expiry,
+            Kind::Amplify => self.work_bytes > 0,
             Kind::Members => rates.members_us > 0,
+            Kind::Wall => rates.wall_us > 0,
             Kind::OwnLoops => self.own_loops,
             Kind::Lull => self.lull_us > 0,
+            Kind::Founding => self.founding,
+            Kind::Emptied => rates.emptied_us > 0,
+            // The copy is one of memory and disk.
+            Kind::OlderStorage => rates.older_us > 0 && self.flash.is_none(),
         }
     }
 
@@ -486,6 +661,8 @@ impl Plan {
             Kind::DataLoss => self.data_loss = 0.0,
             Kind::OldFormat => self.old_format = false,
             Kind::StoreError => rates.store_error_us = 0,
+            Kind::StoreFull => rates.store_full_us = 0,
+            Kind::StoreDamage => rates.store_damage_us = 0,
             Kind::StoreStall => rates.store_stall_us = 0,
             Kind::SlowJob => (self.job_us, self.hoarder) = (2_000, None),
             Kind::Skew => self.skew_ms = 0,
@@ -505,11 +682,17 @@ impl Plan {
             Kind::FlashFull => rates.flash_full_us = 0,
             Kind::Gangs => self.gangs = false,
             Kind::Expiry => self.expiry = false,
+            Kind::Amplify => self.work_bytes = 0,
             Kind::OwnLoops => self.own_loops = false,
             Kind::Lull => self.lull_us = 0,
             Kind::Members => (rates.members_us, self.spares) = (0, 0),
+            Kind::Wall => rates.wall_us = 0,
             Kind::FlashAstray => rates.flash_astray_us = 0,
             Kind::FlashRot => (self.flash_rot, rates.flash_rot_us) = (0.0, 0),
+            // Empty storage is a new replica's only where replicas are founders.
+            Kind::Founding => (self.founding, rates.emptied_us, rates.older_us) = (false, 0, 0),
+            Kind::Emptied => rates.emptied_us = 0,
+            Kind::OlderStorage => rates.older_us = 0,
         }
         self
     }

@@ -63,7 +63,8 @@ impl Random {
         (waited as u64).max(1)
     }
 
-    /// A delay with a heavy tail: at least `least`, doubled with probability one half, again and again.
+    /// A delay with a heavy tail: at least `least`, doubled with probability one half, again and
+    /// again.
     pub fn tail(&mut self, least: u64, most: u64) -> u64 {
         let doublings = self.draw().trailing_ones().min(40);
         let bound = least.saturating_mul(1 << doublings).min(most);

@@ -74,7 +74,8 @@ fn names(members: &Members) -> String {
 }
 
 impl World {
-    /// Heals everything and waits until all that was begun has ended, then sees whether the cluster serves.
+    /// Heals everything and waits until all that was begun has ended, then sees whether the cluster
+    /// serves.
     fn quiet(&mut self) -> Result<(), Broken> {
         self.rough = false;
         self.net.heal();
@@ -84,6 +85,7 @@ impl World {
             self.machines[position].job_us = 2_000;
             self.machines[position].busy_until_us = 0;
             self.machines[position].disk.stall(false);
+            self.mend_stores(&[position])?;
             self.machines[position].calm_flash();
             self.start(position)?;
             self.step(position, None)?;
@@ -95,7 +97,12 @@ impl World {
         self.wait(bound_us, "a change of the members to end", |world| {
             !world.is_changing_members()
         })?;
-        // Every key is read once more, and something is written: the first by one client, the second by another.
+        self.wait(bound_us, "every replica to recover", |world| {
+            let running = world.machines.iter().filter_map(|machine| machine.node());
+            running.into_iter().all(|node| node.is_full_member())
+        })?;
+        // Every key is read once more, and something is written: the first by one client, the
+        // second by another.
         let keys: std::collections::BTreeSet<Vec<u8>> = self
             .load
             .history
@@ -118,10 +125,12 @@ impl World {
         for key in keys {
             self.insist(number, key, Op::Get, bound_us)?;
         }
+        self.reckon_clocks(number, bound_us)?;
         if self.plan.old_format {
             self.old_keys(number, bound_us)?;
         }
-        // A deposed leader answers what nobody will ever commit only when it has waited for its fate long enough.
+        // A deposed leader answers what nobody will ever commit only when it has waited for its
+        // fate long enough.
         let at_rest = |world: &World| {
             let mut nodes = world.machines.iter().filter_map(|machine| machine.node());
             nodes.all(|node| node.leak().is_none())
@@ -130,7 +139,8 @@ impl World {
         while !at_rest(self) && self.now_us < until_us {
             self.run_until(self.now_us + self.plan.heartbeat_us)?;
         }
-        // What never comes to rest is told of in the end. What does so may begin anew by itself: keys still expire.
+        // What never comes to rest is told of in the end. What does so may begin anew by itself:
+        // keys still expire.
         let rests = at_rest(self);
         self.wait(bound_us, "all replicas to apply the same", |world| {
             world.agree() && (!rests || at_rest(world))
@@ -154,7 +164,13 @@ impl World {
     }
 
     /// Lets a client ask until it is answered. A cluster without faults does so within the bound.
-    fn insist(&mut self, number: u64, key: Vec<u8>, op: Op, bound_us: u64) -> Result<(), Broken> {
+    pub(crate) fn insist(
+        &mut self,
+        number: u64,
+        key: Vec<u8>,
+        op: Op,
+        bound_us: u64,
+    ) -> Result<(), Broken> {
         let until_us = self.now_us + bound_us;
         loop {
             let (before, now_us) = (self.load.answered, self.now_us);
@@ -178,7 +194,7 @@ impl World {
     }
 
     /// Whether all replicas that run have applied the same entries.
-    fn agree(&self) -> bool {
+    pub(crate) fn agree(&self) -> bool {
         let members = self.members();
         let takes_part = |machine: &&Machine| members.contains(&machine.id);
         let part = || self.machines.iter().filter(takes_part);
@@ -194,7 +210,7 @@ impl World {
         running && (0..usize::from(self.plan.logs)).all(alike)
     }
 
-    fn wait(
+    pub(crate) fn wait(
         &mut self,
         bound_us: u64,
         what: &str,
@@ -280,8 +296,8 @@ impl World {
         format!("{}; {pending} operations pending{who}", machines.join("; "))
     }
 
-    /// Replicas agree byte for byte with each other and with a replay of the committed log; nothing has leaked; every
-    /// client's answers can be explained.
+    /// Replicas agree byte for byte with each other and with a replay of the committed log; nothing
+    /// has leaked; every client's answers can be explained.
     fn reckon(&mut self) -> Result<(), Broken> {
         let limits = Limits {
             max_value_bytes: self.plan.max_value_bytes,
@@ -323,7 +339,8 @@ impl World {
         };
         match linear::check_with(&self.load.history, limits) {
             Ok(_) => Ok(()),
-            // Too many operations of unknown outcome on one key at once: counted, and no evidence of anything.
+            // Too many operations of unknown outcome on one key at once: counted, and no evidence
+            // of anything.
             Err(error @ linear::CheckError::Undecided { .. }) => {
                 trace!(self, "the checker gave up: {error}");
                 self.undecided = true;

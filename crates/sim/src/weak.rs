@@ -1,6 +1,7 @@
-//! Clients that read weakly (cyclone §2). What they read is not linearizable and not in the history; what they were promised is
-//! checked here: each adds to a counter of its own, and no weak read may show less than it was told before the read began, by an
-//! addition or by another weak read, whichever leader answered.
+//! Clients that read weakly (cyclone §2). What they read is not linearizable and not in the
+//! history; what they were promised is checked here: each adds to a counter of its own, and no weak
+//! read may show less than it was told before the read began, by an addition or by another weak
+//! read, whichever leader answered.
 
 use std::collections::BTreeMap;
 

@@ -1,19 +1,22 @@
-//! A run: one queue of events in simulated time, the machines and clients they happen to, the checks after each.
+//! A run: one queue of events in simulated time, the machines and clients they happen to, the
+//! checks after each.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use anyhow::Context;
 
-use crate::bank::Inspector;
+use crate::amplify::within_bounds;
+use crate::bank::BankInvariant;
 use crate::callers::Callers;
 use crate::check::{Broken, Checks};
 use crate::event::{Event, Scheduled};
 use crate::load::{Client, Load};
 use crate::machine::{Fault, Machine, Power, address};
 use crate::net::{Flight, Net};
-use crate::plan::{Kind, Plan, Struck};
+use crate::plan::{FaultCounts, Kind, Plan};
 use crate::random::Random;
+use crate::storage::StorageCopy;
 
 /// What a run came to.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +36,7 @@ pub struct Report {
     /// Runs whose history was too hard to check.
     pub undecided: u64,
     /// Faults by kind.
-    pub struck: Struck,
+    pub struck: FaultCounts,
     /// A hash over everything that happened, for telling whether two runs were the same.
     pub fingerprint: u64,
 }
@@ -60,8 +63,8 @@ pub struct World {
     pub(crate) load: Load,
     pub(crate) net: Net,
     pub(crate) checks: Checks,
-    pub(crate) inspector: Inspector,
-    pub(crate) struck: Struck,
+    pub(crate) inspector: BankInvariant,
+    pub(crate) struck: FaultCounts,
     /// Strikes that were due so far.
     pub(crate) strikes: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
@@ -77,8 +80,16 @@ pub struct World {
     roles: BTreeMap<u64, (cyclone_consensus::Role, u64)>,
     /// Whether faults strike and clients begin operations.
     pub(crate) rough: bool,
+    /// A majority's wall clocks are off, on purpose.
+    pub(crate) majority_is_off: bool,
+    /// A copy of some machine's storage, which is to be put in its place.
+    pub(crate) copy: Option<StorageCopy>,
+    /// Until when nothing strikes.
+    pub(crate) calm_until_us: u64,
     /// The checker gave up on a key.
     pub(crate) undecided: bool,
+    /// Since when only replicas lead that cannot store.
+    pub(crate) unable_since_us: Option<u64>,
 }
 
 /// Starts in a row that a loss of power interrupts.
@@ -116,8 +127,8 @@ impl World {
             load,
             net,
             checks: Checks::new(usize::from(plan.logs)),
-            inspector: Inspector::default(),
-            struck: Struck::default(),
+            inspector: BankInvariant::default(),
+            struck: FaultCounts::default(),
             strikes: 0,
             queue: BinaryHeap::new(),
             order: 0,
@@ -129,7 +140,11 @@ impl World {
             trace: false,
             roles: BTreeMap::new(),
             rough: true,
+            majority_is_off: false,
             undecided: false,
+            unable_since_us: None,
+            copy: None,
+            calm_until_us: 0,
             machines,
             plan,
         };
@@ -163,7 +178,9 @@ impl World {
             Kind::Gangs,
             Kind::OwnLoops,
             Kind::Expiry,
+            Kind::Amplify,
             Kind::Flash,
+            Kind::Founding,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);
@@ -198,7 +215,7 @@ impl World {
             if let Some(Reverse(next)) = self.queue.pop() {
                 self.now_us = next.at_us;
                 self.net.set_now(self.now_us);
-                self.happen(next.event)?;
+                self.handle_event(next.event)?;
             }
         }
         self.now_us = self.now_us.max(until_us);
@@ -213,7 +230,7 @@ impl World {
         }
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), Broken> {
+    fn handle_event(&mut self, event: Event) -> Result<(), Broken> {
         match event {
             Event::Arrive(flight) => {
                 self.mix(&[1, flight.bytes.len() as u64]);
@@ -296,6 +313,8 @@ impl World {
                 self.depose();
                 Ok(())
             }
+            Event::PutCopy(victim, tries) => self.put_copy(victim, tries),
+            Event::CopyNoticed(victim) => self.copy_noticed(victim),
             Event::End(ending) => self.end(ending),
         }
     }
@@ -308,6 +327,7 @@ impl World {
         if !self.machines[position].is_off() || self.machines[position].spare {
             return Ok(());
         }
+        self.machines[position].disk.replace();
         let recovery = self.rough && self.random.chance(self.plan.recovery);
         // Where nearly every start is interrupted, nothing else would happen.
         let recovery = recovery && self.machines[position].interruptions < MOST_INTERRUPTIONS;
@@ -362,7 +382,8 @@ impl World {
                 self.machines[position].interrupted = true;
                 self.machines[position].stop(&net, false);
             }
-            // What is to be replayed went bad after the start had looked at it; the next start says so.
+            // What is to be replayed went bad after the start had looked at it; the next start says
+            // so.
             Fault::Error(text) if text.contains("flash") && self.machines[position].is_lost() => {
                 self.machines[position].stop(&net, false);
             }
@@ -413,7 +434,10 @@ impl World {
                             }
                         }
                         self.checks.stepped(node)?;
-                        if self.plan.logs > 1 {
+                        within_bounds(node)?;
+                        self.check_clocks(position)?;
+                        let recovers = self.machines[position].recovers();
+                        if self.plan.logs > 1 && !self.machines[position].disk.is_damaged() {
                             self.inspector
                                 .look(node, self.plan.logs, &self.load.books)?;
                         }
@@ -421,6 +445,9 @@ impl World {
                         if installing != self.machines[position].installing {
                             self.machines[position].installing = installing;
                             self.while_installing(position, installing);
+                        }
+                        if recovers {
+                            self.machines[position].note_recovered();
                         }
                     }
                     if work == 0 {
@@ -430,7 +457,7 @@ impl World {
             }
         }
         self.schedule(position);
-        Ok(())
+        self.watch_leader()
     }
 
     /// What was sent is on its way.
@@ -549,7 +576,8 @@ impl World {
             .step(client, self.now_us)
             .with_context(|| format!("client {number}"))
             .map_err(|error| Broken(format!("{error:#}")))?;
-        // What it wants to send in answer to that goes out with the next turn, as in the blocking client.
+        // What it wants to send in answer to that goes out with the next turn, as in the blocking
+        // client.
         let due_us = client
             .next_timeout_us()
             .map(|due_us| due_us.max(self.now_us + 1));

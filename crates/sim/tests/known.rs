@@ -321,9 +321,10 @@ fn window_of_a_long_history_is_small() {
     );
 }
 
-/// The empty string is written by three clients and read twice. The first reader belongs to the first write, but was once
-/// counted for all three, which made them look equally urgent: the one that returns last went first, the one that returns
-/// first was left out as its twin, and the search ended with "no order". Found by the simulator; Porcupine disagreed.
+/// The empty string is written by three clients and read twice. The first reader belongs to the
+/// first write, but was once counted for all three, which made them look equally urgent: the one
+/// that returns last went first, the one that returns first was left out as its twin, and the
+/// search ended with "no order". Found by the simulator; Porcupine disagreed.
 #[test]
 fn equal_values_written_again_are_urgent_by_their_own_returns() {
     good([

@@ -1,8 +1,10 @@
-//! Runs with several logs: money moves between them under all faults, and nothing of it is ever lost or made.
+//! Runs with several logs: money moves between them under all faults, and nothing of it is ever
+//! lost or made.
 
 use cyclone_sim::{Plan, run};
 
-/// The second failed once: docs/testing.md tells the story. The others are where faults and gangs meet often.
+/// The second failed once: docs/testing.md tells the story. The others are where faults and gangs
+/// meet often.
 const SEEDS: &[u64] = &[20_498, 50_009, 50_010, 50_033, 50_101, 50_177];
 
 #[test]

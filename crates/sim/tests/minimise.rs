@@ -7,7 +7,8 @@ use cyclone_sim::hunt::{self, Changes, Range};
 use cyclone_sim::{Kind, run};
 use cyclone_wire::planted::{Bug, plant};
 
-/// A machine that loses its memory when no power fails during recovery needs one strike to lose it by, and hardly any other.
+/// A machine that loses its memory when no power fails during recovery needs one strike to lose it
+/// by, and hardly any other.
 #[test]
 fn few_strikes_are_left_of_a_failing_run() {
     plant(Some(Bug::AmnesiaAccepted));

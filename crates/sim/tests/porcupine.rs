@@ -1,4 +1,5 @@
-//! The checker beside Porcupine, a well-known one: random histories, good ones and changed ones, are judged alike.
+//! The checker beside Porcupine, a well-known one: random histories, good ones and changed ones,
+//! are judged alike.
 
 mod support;
 
@@ -13,7 +14,8 @@ use support::{MIXES, Plan, Random, simulate};
 
 /// Builds the Go program, or says why it cannot be.
 fn porcupine(directory: &Path) -> Result<PathBuf, String> {
-    // Cargo runs tests in their package's directory. (The path known at compile time may be another checkout's.)
+    // Cargo runs tests in their package's directory. (The path known at compile time may be another
+    // checkout's.)
     let source = Path::new("porcupine");
     let binary = directory.join("porcupine");
     let built = Command::new("go")

@@ -1,5 +1,5 @@
-//! Random histories: linearizable ones pass, changed ones are caught, tiny ones agree with trying every order, and
-//! large ones are fast.
+//! Random histories: linearizable ones pass, changed ones are caught, tiny ones agree with trying
+//! every order, and large ones are fast.
 
 mod support;
 

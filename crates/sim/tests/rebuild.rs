@@ -8,8 +8,8 @@ use cyclone_sim::machine::{Machine, Power};
 use cyclone_sim::net::Net;
 use cyclone_sim::random::Random;
 
-/// A machine of a single replica that had an entry durable on flash when it lost power, and that has not heard of its
-/// commitment.
+/// A machine of a single replica that had an entry durable on flash when it lost power, and that
+/// has not heard of its commitment.
 fn with_an_entry(plan: &Plan, net: &Net, root: &Path) -> Option<(Machine, u64)> {
     let mut machine = Machine::new(plan, 1, root, Random::new(plan.seed));
     machine.start(net, None).expect("it starts");
@@ -28,8 +28,8 @@ fn with_an_entry(plan: &Plan, net: &Net, root: &Path) -> Option<(Machine, u64)> 
     (last > 0 && behind == 0).then_some((machine, last))
 }
 
-/// Memory is made anew from flash, and that is cut at every event. Who then says that memory is durable is refused, unless
-/// it holds everything.
+/// Memory is made anew from flash, and that is cut at every event. Who then says that memory is
+/// durable is refused, unless it holds everything.
 #[test]
 fn memory_that_was_half_made_is_no_memory() {
     let place = tempfile::tempdir().expect("temporary directory");

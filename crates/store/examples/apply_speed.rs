@@ -1,5 +1,7 @@
 //! How fast engines apply: entries of 32 blind SETs, 16-byte keys and 100-byte values.
-//! `cargo run --release -p cyclone-store --example apply_speed`
+//!
+//! From the repository's root, with the features of `make build`, so that RocksDB is not compiled
+//! twice: `cargo run --release --locked --features libfabric --example apply_speed`
 
 use std::time::Instant;
 
@@ -46,6 +48,7 @@ fn measure(name: &str, machine: &dyn StateMachine, payloads: &[Vec<u8>], per_cal
             index,
             term: 1,
             payload,
+            wants_replies: true,
         })
         .collect();
     let begin = Instant::now();

@@ -1,8 +1,10 @@
-//! Which keys expire when: an index beside the data, so that expired keys are found without looking at all.
+//! Which keys expire when: an index beside the data, so that expired keys are found without looking
+//! at all.
 //!
-//! A record is written with every value that has a deadline. It goes when the deadline is changed by a command that reads the key;
-//! a SET without a deadline must not read, and leaves the old record behind. A sweep takes the records that are due and removes the keys whose
-//! deadline still is the record's. Reads never depend on it: what has expired by the state's clock is invisible.
+//! A record is written with every value that has a deadline. It goes when the deadline is changed
+//! by a command that reads the key; a SET without a deadline must not read, and leaves the old
+//! record behind. A sweep takes the records that are due and removes the keys whose deadline still
+//! is the record's. Reads never depend on it: what has expired by the state's clock is invisible.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +13,11 @@ use crate::machine::{ApplyError, Mode};
 
 /// Bytes before the data key: space, log, deadline.
 const PREFIX: usize = 11;
-/// Records that are gone, of deadlines that were changed before they came, which a sweep passes over to find what is due next.
-const MOST_GONE: u64 = 10_000;
+/// Records that are gone, of deadlines that were changed before they came, which a sweep passes
+/// over to find what is due next.
+const MAX_STALE_RECORDS: u64 = 10_000;
 /// Where that is not enough: how far it looks, and says then when to look again.
-const NEXT_MS: u64 = 1_000;
+const RESUME_MS: u64 = 1_000;
 
 /// Where the record of a key lies.
 pub(crate) fn record(log: u16, deadline: u64, stored_key: &[u8]) -> Vec<u8> {
@@ -54,6 +57,15 @@ pub(crate) fn first(kv: &dyn Kv, log: u16) -> Result<Option<u64>, ApplyError> {
     Ok(found)
 }
 
+/// A record that is due.
+pub(crate) struct Due {
+    pub(crate) deadline: u64,
+    /// The user's.
+    pub(crate) key: Vec<u8>,
+    /// Whether the call has written it: the map does not have it.
+    is_written: bool,
+}
+
 /// The records a call has written (`true`) or removed.
 #[derive(Default)]
 pub(crate) struct Records {
@@ -64,31 +76,92 @@ pub(crate) struct Records {
     pub(crate) swept: Option<Option<u64>>,
     /// What is stored counts for nothing.
     pub(crate) cleared: bool,
-    /// No stored record of the call's log is of before: what earlier sweeps have removed need not be passed over again.
+    /// No stored record of the call's log is of before: what earlier sweeps have removed need not
+    /// be passed over again.
     pub(crate) lowest: u64,
+    /// How to take back what the current command does.
+    undo: Option<Box<RecordsUndo>>,
+}
+
+/// What the records were when a command began.
+#[derive(Default)]
+struct RecordsUndo {
+    /// Changes as they were before, newest last.
+    changes: Vec<(Vec<u8>, Option<bool>)>,
+    /// All of them, from before the command removed every key.
+    cleared: Option<Records>,
+    earliest: Option<u64>,
+    swept: Option<Option<u64>>,
 }
 
 impl Records {
+    /// What is done from here on may be taken back.
+    pub(crate) fn begin_undo(&mut self) {
+        self.undo = Some(Box::new(RecordsUndo {
+            earliest: self.earliest,
+            swept: self.swept,
+            ..RecordsUndo::default()
+        }));
+    }
+
+    /// What was done since then stands, or is taken back.
+    pub(crate) fn end_undo(&mut self, takes_back: bool) {
+        let Some(undo) = self.undo.take().filter(|_| takes_back) else {
+            return;
+        };
+        let mut undo = *undo;
+        if let Some(before) = undo.cleared.take() {
+            *self = before;
+        }
+        for (record, before) in undo.changes.into_iter().rev() {
+            match before {
+                Some(written) => self.changes.insert(record, written),
+                None => self.changes.remove(&record),
+            };
+        }
+        (self.earliest, self.swept) = (undo.earliest, undo.swept);
+    }
+
+    fn change(&mut self, record: Vec<u8>, written: bool) {
+        match &mut self.undo {
+            // What comes after everything was removed goes with that.
+            Some(undo) if undo.cleared.is_none() => {
+                let before = self.changes.insert(record.clone(), written);
+                undo.changes.push((record, before));
+            }
+            _ => {
+                self.changes.insert(record, written);
+            }
+        }
+    }
+
     pub(crate) fn write(&mut self, log: u16, deadline: u64, stored_key: &[u8]) {
-        self.changes.insert(record(log, deadline, stored_key), true);
+        self.change(record(log, deadline, stored_key), true);
         self.earliest = Some(self.earliest.map_or(deadline, |first| first.min(deadline)));
     }
 
     /// Of a deadline that its key has no more.
     pub(crate) fn remove(&mut self, log: u16, deadline: u64, stored_key: &[u8]) {
-        self.changes
-            .insert(record(log, deadline, stored_key), false);
+        self.change(record(log, deadline, stored_key), false);
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Records {
-            cleared: true,
-            swept: Some(None),
-            ..Records::default()
-        };
+        let undo = self.undo.take();
+        let before = std::mem::replace(
+            self,
+            Records {
+                cleared: true,
+                swept: Some(None),
+                ..Records::default()
+            },
+        );
+        self.undo = undo;
+        if let Some(undo) = &mut self.undo {
+            undo.cleared.get_or_insert(before);
+        }
     }
 
-    /// Takes the first `limit` records that are due, oldest first: deadline and user's key.
+    /// Takes the first `limit` records that are due, oldest first.
     ///
     /// # Errors
     /// [`ApplyError::WouldBlock`], and what the map says.
@@ -99,7 +172,7 @@ impl Records {
         log: u16,
         now_ms: u64,
         limit: usize,
-    ) -> Result<Vec<(u64, Vec<u8>)>, ApplyError> {
+    ) -> Result<Vec<Due>, ApplyError> {
         if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
             return Err(ApplyError::WouldBlock);
         }
@@ -121,7 +194,11 @@ impl Records {
                         left = Some(deadline);
                         return false;
                     }
-                    due.push((deadline, user_key.to_vec()));
+                    due.push(Due {
+                        deadline,
+                        key: user_key.to_vec(),
+                        is_written: false,
+                    });
                     true
                 },
             )?;
@@ -133,20 +210,37 @@ impl Records {
             if let Some((deadline, user_key)) = parse(log, key)
                 && deadline <= now_ms
             {
-                due.push((deadline, user_key.to_vec()));
+                due.push(Due {
+                    deadline,
+                    key: user_key.to_vec(),
+                    is_written: true,
+                });
             }
         }
-        due.sort_by_cached_key(|(deadline, key)| (*deadline, data_key(key)));
-        if let Some((beyond, _)) = due.get(limit) {
-            left = Some(left.map_or(*beyond, |left: u64| left.min(*beyond)));
+        due.sort_by_cached_key(|due| (due.deadline, data_key(&due.key)));
+        if let Some(beyond) = due.get(limit).map(|due| due.deadline) {
+            left = Some(left.map_or(beyond, |left: u64| left.min(beyond)));
         }
         due.truncate(limit);
-        for (deadline, key) in &due {
+        for Due { deadline, key, .. } in &due {
             self.changes
                 .insert(record(log, *deadline, &data_key(key)), false);
         }
         self.swept = Some(left);
         Ok(due)
+    }
+
+    /// Puts those back that the sweep has not come to.
+    pub(crate) fn put_back(&mut self, log: u16, rest: &[Due]) {
+        for due in rest {
+            let record = record(log, due.deadline, &data_key(&due.key));
+            match due.is_written {
+                true => self.changes.insert(record, true),
+                false => self.changes.remove(&record),
+            };
+            let left = self.swept.flatten().unwrap_or(u64::MAX);
+            self.swept = Some(Some(left.min(due.deadline)));
+        }
     }
 
     /// The first deadline from a time on that this call has not touched, or a time before it.
@@ -160,10 +254,10 @@ impl Records {
             false
         };
         let from = record(log, from_ms, &[]);
-        if kv.scan_some(&from, &end(log), Some(MOST_GONE), &mut note)? {
+        if kv.scan_some(&from, &end(log), Some(MAX_STALE_RECORDS), &mut note)? {
             return Ok(found);
         }
-        let until_ms = from_ms.saturating_add(NEXT_MS);
+        let until_ms = from_ms.saturating_add(RESUME_MS);
         kv.scan_some(&from, &record(log, until_ms, &[]), None, &mut note)?;
         Ok(Some(found.unwrap_or(until_ms)))
     }

@@ -1,5 +1,6 @@
-//! Decimal sums for INCRBYFLOAT. Redis adds in 80-bit floats and prints at most 17 decimals; adding decimals exactly
-//! gives the same text for everyday numbers ("0.1" + 0.2 is "0.3") and does not depend on the machine.
+//! Decimal sums for `Operation::IncrByFloat`, which older log entries have in place of
+//! `IncrByLongDouble`. They give the same text as Redis for everyday numbers ("0.1" + 0.2 is "0.3")
+//! and must never change.
 
 /// Digits after the point that are kept.
 const DECIMALS: u32 = 17;
@@ -17,7 +18,8 @@ pub(crate) fn parse(text: &[u8]) -> Option<f64> {
     text.parse::<f64>().ok().filter(|number| !number.is_nan())
 }
 
-/// Adds `delta` to the number that `text` writes; the sum as Redis would print it. `None` if it is not finite.
+/// Adds `delta` to the number that `text` writes; the sum as Redis would print it. `None` if it is
+/// not finite.
 pub(crate) fn add(text: &[u8], number: f64, delta: f64) -> Option<String> {
     let sum = number + delta;
     if !sum.is_finite() {

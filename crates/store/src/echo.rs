@@ -32,7 +32,7 @@ impl Echo {
         Some(place.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn places(&self) -> Vec<(u64, u64)> {
+    fn applied_positions(&self) -> Vec<(u64, u64)> {
         let logs = 0..self.applied.len() as u16;
         logs.map(|log| self.applied(log)).collect()
     }
@@ -61,7 +61,10 @@ impl StateMachine for Echo {
                 Vec::new()
             });
         }
-        Ok(answers)
+        Ok(Applied {
+            replies: answers,
+            ..Applied::default()
+        })
     }
 
     fn apply_gang(
@@ -73,7 +76,7 @@ impl StateMachine for Echo {
         for (position, (log, entry)) in parts.iter().enumerate() {
             let answers = self.apply(*log, std::slice::from_ref(entry), mode)?;
             if position == 0 {
-                replies = answers.into_iter().next().unwrap_or_default();
+                replies = answers.replies.into_iter().next().unwrap_or_default();
             }
         }
         Ok(replies)
@@ -97,7 +100,7 @@ impl StateMachine for Echo {
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         let meta = CheckpointMeta {
-            applied: self.places(),
+            applied: self.applied_positions(),
         };
         let text: Vec<String> = meta
             .applied

@@ -1,5 +1,6 @@
-//! A stand-in for RocksDB without its log, for simulations: what is written is in memory until a flush, a crash keeps some
-//! prefix of what came after the last flush, and the disk can be told to fail.
+//! A stand-in for RocksDB without its log, for simulations: what is written is in memory until a
+//! flush, a crash keeps some prefix of what came after the last flush, and the disk can be told to
+//! fail.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,10 +28,43 @@ struct State {
     fail_after: Option<u64>,
     /// Whether reads and writes that must not wait are told that they would have to.
     stalled: bool,
+    /// Whether there is no room: nothing is written, and nothing is lost.
+    full: bool,
+    /// Of user keys whose hash is this, modulo [`DAMAGE_MODULUS`], nothing reads back.
+    damage: Option<u32>,
     /// Bumped by a crash: handles from before do nothing any more.
     life: u64,
     /// Whether the machine has lost power, asked before every write.
     power_lost: Option<Box<dyn Fn() -> bool + Send>>,
+}
+
+/// One of so many user keys is on a damaged block.
+const DAMAGE_MODULUS: u32 = 3;
+
+impl State {
+    /// Whether a key is on a damaged block.
+    fn is_unreadable(&self, key: &[u8]) -> bool {
+        let is_user_key = key.first() == Some(&space::DATA);
+        let hash = key
+            .iter()
+            .fold(0u32, |hash, byte| hash.wrapping_mul(31) ^ u32::from(*byte));
+        is_user_key && self.damage == Some(hash % DAMAGE_MODULUS)
+    }
+
+    fn check_readable<'k>(
+        &self,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<(), ApplyError> {
+        match keys.any(|key| self.is_unreadable(key)) {
+            true => Err(ApplyError::Damaged("simulated damaged block".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// For what reads all keys.
+    fn check_all_readable(&self) -> Result<(), ApplyError> {
+        self.check_readable(self.current.keys().map(Vec::as_slice))
+    }
 }
 
 /// The disk below a [`FakeKv`]; outlives it. Clones are the same disk.
@@ -54,8 +88,8 @@ impl FakeDisk {
         }
     }
 
-    /// The process or the machine dies: of the batches since the last flush, the first `keep` (at most) are there
-    /// afterwards, as RocksDB flushes memtables on its own.
+    /// The process or the machine dies: of the batches since the last flush, the first `keep` (at
+    /// most) are there afterwards, as RocksDB flushes memtables on its own.
     pub fn crash(&self, keep: usize) {
         let mut state = self.lock();
         state.life += 1;
@@ -66,6 +100,24 @@ impl FakeDisk {
             edit.carry_out(durable, key);
         }
         state.current = state.durable.clone();
+    }
+
+    /// A disk with what this one would have after a crash now.
+    pub fn copy(&self) -> FakeDisk {
+        let copy = FakeDisk::default();
+        let durable = self.lock().durable.clone();
+        let mut state = copy.lock();
+        (state.current, state.durable) = (durable.clone(), durable);
+        drop(state);
+        copy
+    }
+
+    /// Holds what a copy holds from now on.
+    pub fn become_copy_of(&self, copy: &FakeDisk) {
+        self.lose();
+        let durable = copy.lock().durable.clone();
+        let mut state = self.lock();
+        (state.current, state.durable) = (durable.clone(), durable);
     }
 
     /// Everything is gone.
@@ -86,6 +138,33 @@ impl FakeDisk {
     /// Lets the disk fail after so many more writes, flushes and checkpoints.
     pub fn fail_after(&self, calls: u64) {
         self.lock().fail_after = Some(calls);
+    }
+
+    /// While set, whatever writes is refused for want of room; who must not wait is told that it
+    /// would have to.
+    pub fn fill(&self, full: bool) {
+        self.lock().full = full;
+    }
+
+    /// Whether the disk is full.
+    pub fn is_full(&self) -> bool {
+        self.lock().full
+    }
+
+    /// From now on some of the user keys do not read back; which ones, `seed` decides. Until
+    /// [`FakeDisk::replace`].
+    pub fn damage(&self, seed: u32) {
+        self.lock().damage = Some(seed % DAMAGE_MODULUS);
+    }
+
+    /// Whether some keys do not read back.
+    pub fn is_damaged(&self) -> bool {
+        self.lock().damage.is_some()
+    }
+
+    /// An operator puts a sound copy of the files in the place of the damaged ones.
+    pub fn replace(&self) {
+        self.lock().damage = None;
     }
 
     /// Whether reads and writes would wait.
@@ -154,6 +233,9 @@ impl FakeKv {
         if state.power_lost.as_ref().is_some_and(|lost| lost()) {
             return Err(ApplyError::Fatal("the power is gone".into()));
         }
+        if state.full {
+            return Err(ApplyError::NoSpace("simulated full disk".into()));
+        }
         match &mut state.fail_after {
             Some(0) => Err(ApplyError::Fatal("simulated write error".into())),
             Some(left) => {
@@ -179,6 +261,7 @@ impl FakeKv {
 impl Kv for FakeKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
         let state = self.reading(mode)?;
+        state.check_readable(std::iter::once(key))?;
         Ok(state.current.get(key).cloned())
     }
 
@@ -189,6 +272,7 @@ impl Kv for FakeKv {
         visit: &mut Found<'_>,
     ) -> Result<(), ApplyError> {
         let state = self.reading(mode)?;
+        state.check_readable(keys.iter().map(Vec::as_slice))?;
         show(keys, |key| state.current.get(key).map(Vec::as_slice), visit);
         Ok(())
     }
@@ -198,8 +282,11 @@ impl Kv for FakeKv {
         changes: &mut dyn Iterator<Item = Change<'_>>,
         mode: Mode,
     ) -> Result<(), ApplyError> {
-        if mode == Mode::NonBlocking && self.disk.lock().stalled {
-            return Err(ApplyError::WouldBlock);
+        {
+            let state = self.disk.lock();
+            if mode == Mode::NonBlocking && (state.stalled || state.full) {
+                return Err(ApplyError::WouldBlock);
+            }
         }
         let mut state = self.working()?;
         let mut batch = Batch::new();
@@ -220,7 +307,13 @@ impl Kv for FakeKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        self.disk.lock().current.scan(from, visit)
+        let state = self.disk.lock();
+        let mut readable = Ok(());
+        state.current.scan(from, &mut |key, value| {
+            readable = state.check_readable(std::iter::once(key));
+            readable.is_ok() && visit(key, value)
+        })?;
+        readable
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -239,11 +332,16 @@ impl Kv for FakeKv {
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        Ok(Box::new(data_of(&self.disk.lock().current)))
+        let state = self.disk.lock();
+        state.check_all_readable()?;
+        Ok(Box::new(data_of(&state.current)))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        let map = self.working()?.current.clone();
+        let state = self.working()?;
+        state.check_all_readable()?;
+        let map = state.current.clone();
+        drop(state);
         std::fs::create_dir_all(directory).map_err(|e| ApplyError::Fatal(e.to_string()))?;
         let pairs = map.iter().map(|(key, value)| (&key[..], &value[..]));
         memory::write(&directory.join("state"), pairs)
@@ -251,10 +349,15 @@ impl Kv for FakeKv {
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
         let map = memory::read(&directory.join("state"))?;
-        let mut state = self.working()?;
+        let mut state = self.working().map_err(|error| match error {
+            ApplyError::NoSpace(_) => error.into_not_installed(),
+            error => error,
+        })?;
         state.unflushed.clear();
         state.durable = map.clone();
         state.current = map;
+        // The damaged files are gone.
+        state.damage = None;
         Ok(())
     }
 }

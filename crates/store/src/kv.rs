@@ -30,7 +30,8 @@ pub(crate) fn show<'k, 'm>(
     let _ = found.all(|found| visit(found.map(Cow::Borrowed)));
 }
 
-/// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by `flush`.
+/// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by
+/// `flush`.
 pub(crate) trait Kv: Send + Sync {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError>;
     /// Shows what several keys hold as of one moment, in their order, until told to stop.
@@ -45,18 +46,20 @@ pub(crate) trait Kv: Send + Sync {
         changes: &mut dyn Iterator<Item = Change<'_>>,
         mode: Mode,
     ) -> Result<(), ApplyError>;
-    /// After a write that would have blocked: whether for longer than another writer takes, so that trying again at once is of no use.
+    /// After a write that would have blocked: whether for longer than another writer takes, so that
+    /// trying again at once is of no use.
     fn is_behind(&self) -> bool {
         false
     }
-    /// Visits keys in order from `from` on until `visit` answers false. Sees one moment's state. Blocks.
+    /// Visits keys in order from `from` on until `visit` answers false. Sees one moment's state.
+    /// Blocks.
     fn scan(
         &self,
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError>;
-    /// The same below `to`, and passing over no more keys that are gone than that, if a number is given. Answers whether everything was seen
-    /// that `visit` wanted to see.
+    /// The same below `to`, and passing over no more keys that are gone than that, if a number is
+    /// given. Answers whether everything was seen that `visit` wanted to see.
     fn scan_some(
         &self,
         from: &[u8],
@@ -69,9 +72,11 @@ pub(crate) trait Kv: Send + Sync {
     }
     /// Whether `scan` may be called from the event loop.
     fn scans_without_blocking(&self) -> bool;
-    /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the log must.
+    /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the
+    /// log must.
     fn flush(&self) -> Result<bool, ApplyError>;
-    /// Keeps this moment's state readable. Blocks. What is installed later is not to be waited for by it: views are let go before.
+    /// Keeps this moment's state readable. Blocks. What is installed later is not to be waited for
+    /// by it: views are let go before.
     fn hold(&self) -> Result<Box<dyn View>, ApplyError>;
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError>;
     fn install(&self, directory: &Path) -> Result<(), ApplyError>;
@@ -100,8 +105,9 @@ pub(crate) mod space {
     pub(crate) const DATA: u8 = b'k';
     /// One past the user data.
     pub(crate) const DATA_END: u8 = b'l';
-    /// Applied index, term and clock per log: `m`, log (u16 BE) → index, term, clock in ms (u64 LE). Memberships (`books.rs`):
-    /// `m`, log (u16 BE), 1 → entry index (u64 LE), membership; `m`, 0, 0, 2 → number (u64 LE), the cluster's record.
+    /// Applied index, term and clock per log: `m`, log (u16 BE) → index, term, clock in ms (u64
+    /// LE). Memberships (`membership.rs`): `m`, log (u16 BE), 1 → entry index (u64 LE), membership;
+    /// `m`, 0, 0, 2 → number (u64 LE), the cluster's record.
     pub(crate) const META: u8 = b'm';
     /// Session records: `s`, log (u16 BE), session (u64 BE), entry index (u64 BE).
     pub(crate) const SESSION: u8 = b's';
@@ -114,10 +120,10 @@ pub(crate) mod space {
 /// Reads a stored value.
 ///
 /// # Errors
-/// [`ApplyError::Fatal`]: this program has not written it.
+/// [`ApplyError::Damaged`]: this program has not written it.
 pub(crate) fn read_item(stored: Cow<'_, [u8]>) -> Result<Item<'_>, ApplyError> {
     Item::read(stored)
-        .map_err(|error| ApplyError::Fatal(format!("a stored value is damaged: {error}")))
+        .map_err(|error| ApplyError::Damaged(format!("a stored value is damaged: {error}")))
 }
 
 /// Bytes of a data key before the user's key: space, slot, hash.

@@ -1,32 +1,38 @@
-//! The state machine over any ordered map: commands, sessions and applied indexes become one atomic batch per call.
+//! The state machine over any ordered map: commands, sessions and applied indexes become one atomic
+//! batch per call.
 
 mod meta;
+mod run;
 mod scan;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cyclone_wire::batch;
-use cyclone_wire::command::{Command, Operation, Query};
+use cyclone_wire::command::Query;
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::reply::{Failure, Reply};
+use cyclone_wire::reply::Reply;
 
-use crate::books::{self, Books};
-use crate::commands::{self, Overlay, Scan, Visit, number};
+use crate::commands::Overlay;
 use crate::deadlines::{self, Records};
-use crate::held::{self, HeldViews};
+use crate::held::{self, ScanSnapshots};
 use crate::kv::{Change, Kv, space};
-use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
+use crate::machine::{
+    Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine, WorkDone,
+};
+use crate::membership::MembershipStore;
 use crate::migrate;
-use crate::queries::{self, At};
-use crate::session::{SessionChanges, Sessions, Verdict};
+use crate::queries::{self, QueryTime, Scan, Visit};
+use crate::session::{SessionChanges, Sessions};
+
+use self::run::{Share, UnappliedPart, WorkCounters};
 
 /// Limits that are part of what commands mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest value that a command may produce, in bytes, where its entry does not tell: entries of the first format. All
-    /// others bring the limit of the leader that made them, and mean the same to replicas with other settings.
+    /// Longest value that a command may produce, in bytes, where its entry does not tell: entries
+    /// of the first format. All others bring the limit of the leader that made them, and mean the
+    /// same to replicas with other settings.
     pub max_value_bytes: usize,
     /// Sessions per log; opening one more forgets the one unused for longest. At least 1.
     pub max_sessions: usize,
@@ -38,13 +44,13 @@ impl Limits {
 }
 
 struct Log {
-    applied: u64,
-    term: u64,
-    /// The latest stamp among the entries applied: the time by which keys expire.
-    clock_ms: u64,
+    /// What is applied. Its clock is the time by which keys expire: the latest stamp among the
+    /// entries applied since it was last set ([`cyclone_wire::command::Operation::SetClock`]).
+    place: meta::Place,
     sessions: Sessions,
-    /// What is behind this index is not for an event loop, which found out by trying: it is too much, or the map is behind.
-    not_at_once: Option<u64>,
+    /// What is behind this index is not for an event loop, which found out by trying: it is too
+    /// much, or the map is behind.
+    needs_blocking_from: Option<u64>,
 }
 
 /// A [`StateMachine`] over an ordered map.
@@ -52,28 +58,22 @@ pub struct KvMachine<K> {
     kv: K,
     limits: Limits,
     logs: Vec<Mutex<Log>>,
-    /// Applied index and term per log, for the loop: `logs` is held for as long as a worker's apply or checkpoint takes,
-    /// these never are. Lags `logs` only within a call.
-    places: Vec<Mutex<(u64, u64)>>,
+    /// Applied index and term per log, for the loop: `logs` is held for as long as a worker's apply
+    /// or checkpoint takes, these never are. Lags `logs` only within a call.
+    applied_positions: Vec<Mutex<(u64, u64)>>,
     flushed: Vec<AtomicU64>,
-    /// Held while what is written becomes durable, or is copied, or is replaced: what was flushed or copied is what was read before. Taken
-    /// before any of `logs`.
+    /// Held while what is written becomes durable, or is copied, or is replaced: what was flushed
+    /// or copied is what was read before. Taken before any of `logs`.
     flushing: Mutex<()>,
     /// Per log the state's clock, for queries.
     clocks: Vec<AtomicU64>,
     /// Per log a time before which no key has a deadline; `u64::MAX`: none has one.
     deadlines: Vec<AtomicU64>,
-    books: Books,
-    held: HeldViews,
+    membership: MembershipStore,
+    held: ScanSnapshots,
+    work: WorkCounters,
     /// Nobody waits any more for walks over all keys.
-    walks_end: AtomicBool,
-}
-
-/// One of the logs that an entry is of.
-struct Share<'a> {
-    log: u16,
-    index: u64,
-    sessions: &'a mut Sessions,
+    are_scans_cancelled: AtomicBool,
 }
 
 #[allow(private_bounds)]
@@ -85,31 +85,30 @@ impl<K: Kv> KvMachine<K> {
     pub fn open(kv: K, logs: u16, limits: Limits) -> Result<Self, ApplyError> {
         let fresh = |log| {
             Mutex::new(Log {
-                applied: 0,
-                term: 0,
-                clock_ms: 0,
+                place: meta::Place::default(),
                 sessions: Sessions::new(log, limits.max_sessions),
-                not_at_once: None,
+                needs_blocking_from: None,
             })
         };
         let machine = KvMachine {
             kv,
             limits,
             logs: (0..logs).map(fresh).collect(),
-            places: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
+            applied_positions: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             flushing: Mutex::new(()),
             clocks: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
-            books: Books::new(logs),
-            held: HeldViews::default(),
-            walks_end: AtomicBool::new(false),
+            membership: MembershipStore::new(logs),
+            held: ScanSnapshots::default(),
+            work: WorkCounters::default(),
+            are_scans_cancelled: AtomicBool::new(false),
         };
         machine.load(!planted::has(Bug::SessionsForgotten))?;
         if planted::has(Bug::AppliedTwice) {
             for log in 0..logs {
                 let mut state = machine.log(log)?;
-                state.applied = state.applied.saturating_sub(1);
+                state.place.applied = state.place.applied.saturating_sub(1);
                 machine.publish(log, &state);
             }
         }
@@ -137,11 +136,12 @@ impl<K: Kv> KvMachine<K> {
     }
 
     fn publish(&self, log: u16, state: &Log) {
-        if let Some(place) = self.places.get(usize::from(log)) {
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = (state.applied, state.term);
+        if let Some(place) = self.applied_positions.get(usize::from(log)) {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) =
+                (state.place.applied, state.place.term);
         }
         if let Some(clock) = self.clocks.get(usize::from(log)) {
-            clock.store(state.clock_ms, Ordering::Release);
+            clock.store(state.place.clock_ms, Ordering::Release);
         }
     }
 
@@ -160,13 +160,13 @@ impl<K: Kv> KvMachine<K> {
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
         migrate::first_format(&self.kv)?;
-        self.books.load(&self.kv)?;
+        self.membership.load(&self.kv)?;
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number, self.limits.max_sessions);
             let meta = self.kv.get(&meta::key(number), Mode::Blocking)?;
-            let meta = meta.map_or(Ok((0, 0, 0)), |value| meta::read(&value));
-            (log.applied, log.term, log.clock_ms) = meta.map_err(|error| {
+            let place = meta.map_or(Ok(meta::Place::default()), |value| meta::read(&value));
+            log.place = place.map_err(|error| {
                 ApplyError::Fatal(format!(
                     "the applied index of log {number} is damaged: {error}"
                 ))
@@ -181,7 +181,7 @@ impl<K: Kv> KvMachine<K> {
             if key[0] != space::SESSION || !sessions {
                 return false;
             }
-            let loaded = (key.len() == 19)
+            let loaded = matches!(key.len(), 19 | 21)
                 .then(|| self.log(u16::from_be_bytes([key[1], key[2]])).ok())
                 .flatten()
                 .map(|mut log| log.sessions.load(key, value));
@@ -197,90 +197,12 @@ impl<K: Kv> KvMachine<K> {
         })
     }
 
-    /// Executes an entry's commands. `shares` are the logs it is an entry of, ascending; the lowest keeps the replies.
-    /// `clock_ms` is moved to the entry's stamp, never back.
-    fn run(
-        &self,
-        overlay: &mut Overlay<'_>,
-        shares: &mut [Share<'_>],
-        changes: &mut SessionChanges,
-        payload: &[u8],
-        clock_ms: &mut u64,
-    ) -> Result<Vec<Reply>, ApplyError> {
-        // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
-        let Ok(commands) = batch::iter(payload) else {
-            return Ok(vec![Reply::Failed(Failure::Unsupported)]);
-        };
-        *clock_ms = commands.stamp_ms().max(*clock_ms);
-        let told = commands.max_value_bytes().map(|bytes| bytes as usize);
-        overlay.max_value_bytes = told.unwrap_or(self.limits.max_value_bytes);
-        let places: Vec<(u16, u64)> = shares
-            .iter()
-            .map(|share| (share.log, share.index))
-            .collect();
-        overlay.enter(&places);
-        let mut replies = Vec::with_capacity(commands.len());
-        for (position, bytes) in commands.enumerate() {
-            let Ok(command) = Command::decode(bytes) else {
-                replies.push(Reply::Failed(Failure::Unsupported));
-                continue;
-            };
-            let index = shares[0].index;
-            if let Some(tag) = &command.session {
-                match shares[0].sessions.admit(tag, index) {
-                    Verdict::Answer(reply) => {
-                        replies.push(reply);
-                        continue;
-                    }
-                    Verdict::Execute => {}
-                }
-            }
-            let reply = match command.operation {
-                Operation::OpenSession => {
-                    let session = number(index, position);
-                    for share in shares.iter_mut() {
-                        share.sessions.open(session, share.index, changes);
-                    }
-                    Reply::Int(session as i64)
-                }
-                Operation::CloseSession { session } => {
-                    for share in shares.iter_mut() {
-                        share.sessions.close(session, changes);
-                    }
-                    Reply::Ok
-                }
-                Operation::Members { members } => {
-                    let (log, index) = places[0];
-                    changes.puts.push(books::members(log, index, members));
-                    Reply::Ok
-                }
-                Operation::Record { after, record } => self.books.replace(changes, after, record),
-                ref operation => {
-                    overlay.begin(*clock_ms, position);
-                    let reply = overlay.execute(operation)?;
-                    if overlay.is_too_much() {
-                        return Err(ApplyError::WouldBlock);
-                    }
-                    reply
-                }
-            };
-            if let Some(tag) = &command.session {
-                shares[0].sessions.record(tag, &reply);
-            }
-            replies.push(reply);
-        }
-        for share in shares.iter_mut() {
-            share.sessions.end_entry(share.index, changes);
-        }
-        Ok(replies)
-    }
-
     /// Writes one call's changes and the applied places of its logs as one batch.
     fn write(
         &self,
         overlay: &Overlay<'_>,
         changes: &SessionChanges,
-        places: &[([u8; 3], [u8; 24])],
+        applied_positions: &[([u8; 3], meta::Value)],
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let puts = changes
@@ -288,21 +210,23 @@ impl<K: Kv> KvMachine<K> {
             .iter()
             .map(|(key, value)| Change::Put(key, value));
         let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
-        let mut first = places;
+        let mut first = applied_positions;
         if planted::has(Bug::AppliedSeparately) {
-            let mut all = places.iter().map(|(key, value)| Change::Put(key, value));
+            let mut all = applied_positions
+                .iter()
+                .map(|(key, value)| Change::Put(key, value));
             self.kv.write(&mut all, mode)?;
         }
         if planted::has(Bug::GangHalfApplied) || planted::has(Bug::GangEvidenceLost) {
-            first = &places[..1];
+            first = &applied_positions[..1];
         }
         let metas = first.iter().map(|(key, value)| Change::Put(key, value));
         self.kv.write(
             &mut overlay.changes().chain(puts).chain(deletes).chain(metas),
             mode,
         )?;
-        if planted::has(Bug::GangHalfApplied) && places.len() > 1 {
-            let mut rest = places[1..]
+        if planted::has(Bug::GangHalfApplied) && applied_positions.len() > 1 {
+            let mut rest = applied_positions[1..]
                 .iter()
                 .map(|(key, value)| Change::Put(key, value));
             self.kv.write(&mut rest, Mode::Blocking)?;
@@ -321,57 +245,79 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
         // A loop that tries again at once would only read it all again.
-        if mode == Mode::NonBlocking && state.not_at_once == Some(state.applied) {
+        if mode == Mode::NonBlocking && state.needs_blocking_from == Some(state.place.applied) {
             return Err(ApplyError::WouldBlock);
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let noted = self.deadlines.get(usize::from(log));
         overlay.records.lowest = noted.map_or(0, |noted| noted.load(Ordering::Acquire));
         let mut changes = SessionChanges::default();
-        let mut answers = Vec::with_capacity(entries.len());
-        let (mut applied, mut term, mut clock_ms) = (state.applied, state.term, state.clock_ms);
+        let mut done = Applied {
+            replies: Vec::with_capacity(entries.len()),
+            ..Applied::default()
+        };
+        let mut place = state.place;
         let mut attempt = || -> Result<(), ApplyError> {
             for entry in entries {
-                if entry.index <= applied {
-                    answers.push(Vec::new());
+                if entry.index <= place.applied {
+                    done.replies.push(Vec::new());
                     continue;
                 }
-                meta::check_next(log, applied, entry.index)?;
+                meta::check_next(log, place.applied, entry.index)?;
                 let mut shares = [Share {
                     log,
                     index: entry.index,
                     sessions: &mut state.sessions,
                 }];
-                let (shares, payload) = (&mut shares, entry.payload);
-                answers.push(self.run(
-                    &mut overlay,
-                    shares,
-                    &mut changes,
-                    payload,
-                    &mut clock_ms,
-                )?);
-                (applied, term) = (entry.index, entry.term);
+                let from = place.commands_of(entry.payload);
+                if done.replies.is_empty() {
+                    done.from = from.into();
+                }
+                let rest = UnappliedPart {
+                    payload: entry.payload,
+                    wants_replies: entry.wants_replies,
+                    from,
+                    is_divisible: true,
+                };
+                let (shares, clock_ms) = (&mut shares, &mut place.clock_ms);
+                let ran = self.run(&mut overlay, shares, &mut changes, rest, clock_ms)?;
+                done.replies.push(ran.replies);
+                if let Some(commands) = ran.part {
+                    (place.commands, place.sum) = (commands, meta::sum(entry.payload));
+                    done.is_part = true;
+                    break;
+                }
+                place = meta::Place {
+                    applied: entry.index,
+                    term: entry.term,
+                    clock_ms: place.clock_ms,
+                    ..meta::Place::default()
+                };
+                if ran.ends_call {
+                    break;
+                }
             }
-            if applied == state.applied {
+            if place == state.place {
                 return Ok(());
             }
-            let place = (meta::key(log), meta::value(applied, term, clock_ms));
-            self.write(&overlay, &changes, &[place], mode)
+            let stored = (meta::key(log), meta::value(&place));
+            self.write(&overlay, &changes, &[stored], mode)
         };
         match attempt() {
             Ok(()) => {
                 state.sessions.commit();
-                (state.applied, state.term, state.clock_ms) = (applied, term, clock_ms);
-                self.books.note(&changes);
+                state.place = place;
+                self.membership.note(&changes);
                 self.note_deadlines(log, &overlay.records);
+                self.work.note(&overlay.work);
                 self.publish(log, state);
-                Ok(answers)
+                Ok(done)
             }
             Err(error) => {
                 state.sessions.roll_back();
                 let is_behind = matches!(error, ApplyError::WouldBlock) && self.kv.is_behind();
-                if overlay.is_too_much() || is_behind {
-                    state.not_at_once = Some(state.applied);
+                if overlay.is_loop_budget_spent() || is_behind {
+                    state.needs_blocking_from = Some(state.place.applied);
                 }
                 Err(error)
             }
@@ -393,7 +339,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             guards.push(self.log_for(*log, mode)?);
         }
         let passed = |(guard, (_, entry)): &(&MutexGuard<'_, Log>, &(u16, EntryInput<'_>))| {
-            entry.index <= guard.applied
+            entry.index <= guard.place.applied
         };
         match guards.iter().zip(parts).filter(passed).count() {
             0 => {}
@@ -404,12 +350,13 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             }
         }
         for (guard, (log, entry)) in guards.iter().zip(parts) {
-            meta::check_next(*log, guard.applied, entry.index)?;
+            meta::check_next(*log, guard.place.applied, entry.index)?;
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();
         // One moment for all of the gang's logs.
-        let mut clock_ms = guards.iter().map(|guard| guard.clock_ms).max().unwrap_or(0);
+        let clock_ms = guards.iter().map(|guard| guard.place.clock_ms).max();
+        let mut clock_ms = clock_ms.unwrap_or(0);
         let mut attempt = || -> Result<Vec<Reply>, ApplyError> {
             let mut shares = Vec::with_capacity(parts.len());
             for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
@@ -419,27 +366,40 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                     sessions: &mut guard.sessions,
                 });
             }
-            let payload = parts[0].1.payload;
-            let replies = self.run(
-                &mut overlay,
-                &mut shares,
-                &mut changes,
+            let (payload, wants_replies) = (parts[0].1.payload, parts[0].1.wants_replies);
+            let rest = UnappliedPart {
                 payload,
-                &mut clock_ms,
-            )?;
+                wants_replies,
+                from: 0,
+                is_divisible: false,
+            };
+            let ran = self.run(&mut overlay, &mut shares, &mut changes, rest, &mut clock_ms)?;
             let place = |(log, entry): &(u16, EntryInput<'_>)| {
-                let value = meta::value(entry.index, entry.term, clock_ms);
+                let value = meta::value(&meta::Place {
+                    applied: entry.index,
+                    term: entry.term,
+                    clock_ms,
+                    ..meta::Place::default()
+                });
                 (meta::key(*log), value)
             };
-            let places: Vec<_> = parts.iter().map(place).collect();
-            self.write(&overlay, &changes, &places, mode)?;
-            Ok(replies)
+            let applied_positions: Vec<_> = parts.iter().map(place).collect();
+            self.write(&overlay, &changes, &applied_positions, mode)?;
+            Ok(ran.replies)
         };
         let result = attempt();
+        if result.is_ok() {
+            self.work.note(&overlay.work);
+        }
         for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
             if result.is_ok() {
                 guard.sessions.commit();
-                (guard.applied, guard.term, guard.clock_ms) = (entry.index, entry.term, clock_ms);
+                guard.place = meta::Place {
+                    applied: entry.index,
+                    term: entry.term,
+                    clock_ms,
+                    ..meta::Place::default()
+                };
                 self.note_deadlines(*log, &overlay.records);
                 self.publish(*log, guard);
             } else {
@@ -460,20 +420,22 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 pattern,
                 count,
                 held,
-            } if held || held::names_a_view(cursor) => self.held_scan(cursor, pattern, count, mode),
+            } if held || held::has_snapshot_id(cursor) => {
+                self.held_scan(cursor, pattern, count, mode)
+            }
             Query::Scan { .. } | Query::Keys { .. } | Query::DbSize => {
                 self.walk_all(query, now_ms, mode)
             }
-            _ => commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode),
+            _ => queries::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode),
         }
     }
 
-    fn belong_to(&self, replica: u64) {
-        self.held.belong_to(replica);
+    fn set_replica_id(&self, replica: u64) {
+        self.held.set_replica_id(replica);
     }
 
-    fn keep_time(&self, now_us: u64) {
-        self.held.keep_time(now_us);
+    fn tick(&self, now_us: u64) {
+        self.held.tick(now_us);
     }
 
     fn held_snapshots(&self) -> usize {
@@ -481,11 +443,11 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn members(&self, log: u16) -> Option<(u64, Vec<u8>)> {
-        self.books.members(log)
+        self.membership.members(log)
     }
 
     fn record(&self) -> Option<(u64, Vec<u8>)> {
-        self.books.record()
+        self.membership.record()
     }
 
     fn keeps_members(&self) -> bool {
@@ -498,13 +460,22 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             .map_or(0, |clock| clock.load(Ordering::Acquire))
     }
 
+    fn work_done(&self) -> WorkDone {
+        WorkDone {
+            largest_call: self.work.largest_call.load(Ordering::Relaxed),
+            largest_command: self.work.largest_command.load(Ordering::Relaxed),
+            reply_bytes: self.work.reply_bytes.load(Ordering::Relaxed),
+            unwanted_reply_bytes: self.work.unwanted_reply_bytes.load(Ordering::Relaxed),
+        }
+    }
+
     fn next_deadline(&self, log: u16) -> Option<u64> {
         let noted = self.deadlines.get(usize::from(log))?;
         Some(noted.load(Ordering::Acquire)).filter(|deadline| *deadline < u64::MAX)
     }
 
     fn applied(&self, log: u16) -> (u64, u64) {
-        let place = self.places.get(usize::from(log));
+        let place = self.applied_positions.get(usize::from(log));
         place.map_or((0, 0), |place| {
             *place.lock().unwrap_or_else(PoisonError::into_inner)
         })
@@ -545,7 +516,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 .iter()
                 .map(|log| {
                     let ahead = u64::from(planted::has(Bug::CheckpointAhead));
-                    (log.applied + ahead, log.term)
+                    (log.place.applied + ahead, log.place.term)
                 })
                 .collect(),
         })
@@ -570,8 +541,8 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         self.hash_all()
     }
 
-    fn end_walks(&self) {
-        self.walks_end.store(true, Ordering::Relaxed);
+    fn cancel_scans(&self) {
+        self.are_scans_cancelled.store(true, Ordering::Relaxed);
     }
 }
 

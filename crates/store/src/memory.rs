@@ -34,7 +34,8 @@ fn write_error(error: std::io::Error) -> ApplyError {
 }
 
 impl MemoryKv {
-    /// Opens the map; `directory` is where `flush` writes. Without one nothing survives a restart but the log.
+    /// Opens the map; `directory` is where `flush` writes. Without one nothing survives a restart
+    /// but the log.
     ///
     /// # Errors
     /// When the file is there but damaged, or cannot be read.
@@ -223,11 +224,15 @@ impl Kv for MemoryKv {
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let map = read(&directory.join("memory.kv")).map_err(ApplyError::nothing_done)?;
+        let map = read(&directory.join("memory.kv")).map_err(ApplyError::into_not_installed)?;
         if let Some(file) = &self.file {
             // Before it counts: without room for it everything is as it was.
             let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            write(file, map.iter().map(|(key, value)| (&key[..], &value[..])))?;
+            let pairs = map.iter().map(|(key, value)| (&key[..], &value[..]));
+            write(file, pairs).map_err(|error| match error {
+                ApplyError::NoSpace(_) => error.into_not_installed(),
+                error => error,
+            })?;
         }
         *self.writing(Mode::Blocking)? = Indexed::from(map);
         Ok(())

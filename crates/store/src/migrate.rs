@@ -1,8 +1,9 @@
 //! From the first format of stored values, which had no head, to the present one.
 //!
-//! The first format's data lay in a space of its own, so a store shows what it still has to move. Values move in
-//! batches that write the new and remove the old at once: a crash in between leaves a part for the next start. No replica
-//! serves a state that has not been moved completely, so replicas that came over at different times are equal.
+//! The first format's data lay in a space of its own, so a store shows what it still has to move.
+//! Values move in batches that write the new and remove the old at once: a crash in between leaves
+//! a part for the next start. No replica serves a state that has not been moved completely, so
+//! replicas that came over at different times are equal.
 
 use crate::kv::{Change, Kv, space};
 use crate::machine::{ApplyError, Mode};
@@ -12,7 +13,8 @@ use crate::value::{OLD_VERSION, encode};
 const BATCH_VALUES: usize = 1024;
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Moves what the first format has left. Blocks for as long as it takes; does nothing where there is none.
+/// Moves what the first format has left. Blocks for as long as it takes; does nothing where there
+/// is none.
 ///
 /// # Errors
 /// When the map cannot be read or written.
@@ -70,8 +72,9 @@ mod tests {
         disk
     }
 
-    /// The machine dies after any number of the move's writes, and the disk keeps any number of those: the next start moves
-    /// the rest, and the state is that of a machine that was never interrupted.
+    /// The machine dies after any number of the move's writes, and the disk keeps any number of
+    /// those: the next start moves the rest, and the state is that of a machine that was never
+    /// interrupted.
     #[test]
     fn a_move_that_is_cut_off_goes_on_at_the_next_start() {
         let open = |disk: &FakeDisk| KvMachine::open(disk.open(|| false), 1, limits());

@@ -1,9 +1,10 @@
-//! The commands for engines that keep their own index: what operations on named keys answer and change. Such engines keep
-//! no deadlines and no versions of values.
+//! The commands for engines that keep their own index: what operations on named keys answer and
+//! change. Such engines keep no deadlines and no versions of values.
 
 use std::borrow::Cow;
 use std::path::Path;
 
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::command::Operation;
 use cyclone_wire::reply::{Failure, Reply};
 
@@ -78,24 +79,31 @@ impl Kv for Point<'_> {
     }
 }
 
-/// What operations on named keys answer, each seeing the ones before it, and what they write; nothing is written here.
-/// Operations that set a deadline are refused, all of them with it; what they answer together is bounded
-/// ([`Failure::ReplyTooLong`]). `FlushAll` answers Ok and names no key: engines
-/// refuse it, or walk.
+/// What operations on named keys answer, each seeing the ones before it, and what they write;
+/// nothing is written here. Operations that set a deadline are refused, all of them with it; what
+/// they answer together is bounded ([`Failure::ReplyTooLong`]), and so is the work of each of
+/// several keys and of all of them together ([`Failure::TooMuchWork`]). `FlushAll` answers Ok and
+/// names no key: engines refuse it, or walk.
 ///
 /// # Errors
 /// A stored value that is none: it cannot happen, values are made here.
 pub fn execute(
     operations: &[Operation<'_>],
     get: Lookup<'_>,
-    max_value_bytes: usize,
+    allowed: Allowed,
 ) -> Result<(Vec<Reply>, Vec<Written>), ApplyError> {
     let point = Point(get);
     // There is nobody to hand it to.
-    let mut overlay = Overlay::new(&point, Mode::Blocking, max_value_bytes, 1);
+    let mut overlay = Overlay::new(&point, Mode::Blocking, allowed.value_bytes as usize, 1);
+    overlay.work.begin_entry(Some(allowed.work_bytes));
     let mut replies = Vec::with_capacity(operations.len());
     for operation in operations {
         replies.push(overlay.execute(operation)?);
+        let (bytes, limit) = (overlay.work.call(), u64::from(allowed.work_bytes));
+        if bytes > limit && operations.len() > 1 {
+            let excess = Reply::Failed(Failure::TooMuchWork { bytes, limit });
+            return Ok((vec![excess; operations.len()], Vec::new()));
+        }
     }
     let mut written: Vec<Written> = Vec::new();
     for change in overlay.changes() {

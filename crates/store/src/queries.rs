@@ -1,36 +1,39 @@
 //! Answers to queries: from the values of the keys they name, or from a walk over the key space.
 
+use std::borrow::Cow;
+
 use cyclone_wire::command::Query;
 use cyclone_wire::glob::Pattern;
 use cyclone_wire::reply::{Failure, Reply};
+use cyclone_wire::slot;
 
-use crate::kv::{DATA_PREFIX, place_key, space, stored_place};
-use crate::machine::ApplyError;
-use crate::room::{PAGE_BYTES, REPLY_BYTES, Room};
+use crate::kv::{DATA_PREFIX, Kv, data_key, place_key, read_item, space, stored_place};
+use crate::machine::{ApplyError, Mode};
+use crate::reply_budget::{LOOP_BYTES, LOOP_KEYS, PAGE_BYTES, REPLY_BYTES, ReplyBudget};
 use crate::value::Item;
 
 /// The time at which a query is answered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
+pub(crate) struct QueryTime {
     /// The state's own clock.
     pub(crate) clock_ms: u64,
     /// The asker's, if later; a key whose deadline lies between the two is neither there nor gone.
     pub(crate) now_ms: u64,
 }
 
-impl At {
-    pub(crate) fn clock(clock_ms: u64) -> At {
-        At {
+impl QueryTime {
+    pub(crate) fn clock(clock_ms: u64) -> QueryTime {
+        QueryTime {
             clock_ms,
             now_ms: clock_ms,
         }
     }
 
     /// For an asker whose clock says `now_ms`.
-    pub(crate) fn asked(clock_ms: u64, now_ms: u64) -> At {
-        At {
+    pub(crate) fn for_asker_clock(clock_ms: u64, now_ms: u64) -> QueryTime {
+        QueryTime {
             now_ms: now_ms.max(clock_ms),
-            ..At::clock(clock_ms)
+            ..QueryTime::clock(clock_ms)
         }
     }
 
@@ -38,7 +41,7 @@ impl At {
     ///
     /// # Errors
     /// [`ApplyError::ClockBehind`]
-    pub(crate) fn sees(self, item: &Item<'_>) -> Result<bool, ApplyError> {
+    pub(crate) fn is_visible(self, item: &Item<'_>) -> Result<bool, ApplyError> {
         if item.is_expired(self.clock_ms) {
             return Ok(false);
         }
@@ -50,14 +53,15 @@ impl At {
 }
 
 /// Whether a query is answered from the keys it names.
-pub fn names_its_keys(query: &Query<'_>) -> bool {
+pub fn is_point_query(query: &Query<'_>) -> bool {
     !matches!(
         query,
         Query::DbSize | Query::Scan { .. } | Query::Keys { .. }
     )
 }
 
-/// The answer to a query that names its keys, while their values are looked at one after the other: what is not answered is not kept.
+/// The answer to a query that names its keys, while their values are looked at one after the other:
+/// what is not answered is not kept.
 pub(crate) struct Answer<'q> {
     query: &'q Query<'q>,
     now_ms: u64,
@@ -75,15 +79,20 @@ impl<'q> Answer<'q> {
         }
     }
 
-    /// Takes in the next key's value, if it has one that is visible. `false`: the reply has no room for it.
-    pub(crate) fn add(&mut self, item: Option<Item<'_>>, room: &mut Room) -> bool {
-        let length = match *self.query {
+    /// Bytes that the reply takes for this value.
+    pub(crate) fn length(&self, item: Option<&Item<'_>>) -> usize {
+        match *self.query {
             Query::Get { .. } | Query::GetRange { .. } | Query::MultiGet { .. } => {
-                item.as_ref().map_or(0, |item| item.value().len())
+                item.map_or(0, |item| item.value().len())
             }
             _ => 0,
-        };
-        if !room.takes(length) {
+        }
+    }
+
+    /// Takes in the next key's value, if it has one that is visible. `false`: the reply has no room
+    /// for it.
+    pub(crate) fn add(&mut self, item: Option<Item<'_>>, room: &mut ReplyBudget) -> bool {
+        if !room.try_reserve(self.length(item.as_ref())) {
             return false;
         }
         self.found += i64::from(item.is_some());
@@ -104,6 +113,15 @@ impl<'q> Answer<'q> {
             // They name one key.
             _ => self.parts.pop().unwrap_or(Reply::Nil),
         }
+    }
+}
+
+/// Bytes of values in a reply.
+pub(crate) fn reply_bytes(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Bytes(bytes) => bytes.len() as u64,
+        Reply::Array(parts) => parts.iter().map(reply_bytes).sum(),
+        _ => 0,
     }
 }
 
@@ -170,7 +188,7 @@ pub(crate) type Walk<'w> =
     dyn FnMut(&[u8], &mut dyn FnMut(&[u8]) -> bool) -> Result<(), ApplyError> + 'w;
 
 /// Answers a query over the key space; `walk` visits the visible keys as they are stored.
-pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, ApplyError> {
+pub(crate) fn answer_scan(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, ApplyError> {
     match *query {
         Query::Scan {
             cursor,
@@ -186,11 +204,11 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
         }),
         Query::Keys { pattern } => {
             let pattern = Pattern::new(pattern);
-            let (mut keys, mut room, mut fits) = (Vec::new(), Room::new(REPLY_BYTES), true);
+            let (mut keys, mut room, mut fits) = (Vec::new(), ReplyBudget::new(REPLY_BYTES), true);
             walk(&[space::DATA], &mut |stored| {
                 let key = &stored[DATA_PREFIX..];
                 if pattern.matches(key) {
-                    fits = room.takes(key.len());
+                    fits = room.try_reserve(key.len());
                     if fits {
                         keys.push(Reply::Bytes(key.to_vec()));
                     }
@@ -216,8 +234,9 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
 /// A page's keys, and the place of the next page, 0 at the end.
 pub(crate) type Page = (u64, Vec<Reply>);
 
-/// One page of whole places, so that the cursor that names the next one neither skips nor repeats a key. `None`: the keys of one place
-/// alone are more than a reply may hold; whoever wants to can make so many.
+/// One page of whole places, so that the cursor that names the next one neither skips nor repeats a
+/// key. `None`: the keys of one place alone are more than a reply may hold; whoever wants to can
+/// make so many.
 pub(crate) fn page(
     walk: &mut Walk<'_>,
     from: u64,
@@ -229,7 +248,7 @@ pub(crate) fn page(
     let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
-    let (mut bytes, mut room, mut fits) = (0, Room::new(REPLY_BYTES), true);
+    let (mut bytes, mut room, mut fits) = (0, ReplyBudget::new(REPLY_BYTES), true);
     // Keys of the places before the one that is being looked at.
     let mut before = 0;
     walk(&place_key(from), &mut |stored| {
@@ -246,7 +265,7 @@ pub(crate) fn page(
         seen += 1;
         let key = &stored[DATA_PREFIX..];
         if pattern.as_ref().is_none_or(|it| it.matches(key)) {
-            fits = room.takes(key.len());
+            fits = room.try_reserve(key.len());
             if fits {
                 bytes += key.len();
                 keys.push(Reply::Bytes(key.to_vec()));
@@ -259,4 +278,79 @@ pub(crate) fn page(
         fits
     })?;
     Ok((fits || before > 0).then_some((next, keys)))
+}
+
+/// What a scan shows each stored key and value to.
+pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> bool + 'v;
+/// A scan of the map, or of a view of it.
+pub(crate) type Scan<'s> = dyn Fn(&[u8], &mut Visit<'_>) -> Result<(), ApplyError> + 's;
+
+/// Visits the visible data keys of a map in order, from one on, until told to stop.
+pub(crate) fn walk(
+    scan: &Scan<'_>,
+    at: &dyn Fn(u16) -> QueryTime,
+    from: &[u8],
+    visit: &mut dyn FnMut(&[u8]) -> bool,
+) -> Result<(), ApplyError> {
+    let mut failed = None;
+    scan(from, &mut |stored, value| {
+        if stored[0] != space::DATA {
+            return false;
+        }
+        let slot = u16::from_be_bytes([stored[1], stored[2]]);
+        match read_item(Cow::Borrowed(value)).and_then(|item| at(slot).is_visible(&item)) {
+            Ok(true) => visit(stored),
+            Ok(false) => true,
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Answers a query that names its keys outside the log. `at` gives the time for a slot.
+pub(crate) fn query(
+    kv: &dyn Kv,
+    query: &Query<'_>,
+    at: &dyn Fn(u16) -> QueryTime,
+    mode: Mode,
+) -> Result<Reply, ApplyError> {
+    let keys = query.keys();
+    let is_loop = mode == Mode::NonBlocking;
+    if is_loop && keys.len() > LOOP_KEYS {
+        return Err(ApplyError::WouldBlock);
+    }
+    // The clock before the values: what is seen then is at least as new as the time it is judged
+    // by.
+    let times: Vec<QueryTime> = keys.iter().map(|key| at(slot::slot(key))).collect();
+    let stored: Vec<Vec<u8>> = keys.iter().map(|key| data_key(key)).collect();
+    let mut answer = Answer::new(query, times.first().map_or(0, |at| at.now_ms));
+    let mut room = ReplyBudget::new(if is_loop { LOOP_BYTES } else { REPLY_BYTES });
+    let mut ended = Ok(true);
+    let mut times = times.iter();
+    let mut add = |found: Option<Cow<'_, [u8]>>| {
+        let at = times.next();
+        let item = found.map(read_item).transpose();
+        ended = item.and_then(|item| {
+            let item = match (item, at) {
+                (Some(item), Some(at)) if at.is_visible(&item)? => Some(item),
+                _ => None,
+            };
+            Ok(answer.add(item, &mut room))
+        });
+        matches!(ended, Ok(true))
+    };
+    match &stored[..] {
+        [one] => {
+            add(kv.get(one, mode)?.map(Cow::Owned));
+        }
+        _ => kv.get_many(&stored, mode, &mut add)?,
+    }
+    match ended? {
+        true => Ok(answer.reply()),
+        false if is_loop => Err(ApplyError::WouldBlock),
+        false => Ok(Reply::Failed(Failure::ReplyTooLong)),
+    }
 }

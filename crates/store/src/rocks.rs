@@ -1,12 +1,12 @@
-//! RocksDB without its own log: the replicated log is the log. Data, sessions and applied index lie in one column family, so
-//! that a memtable flush carries all of them or none. Changes gather in a hash table before they reach it, many at a time and in order
-//! (docs/adr/0051).
+//! RocksDB without its own log: the replicated log is the log. Data, sessions and applied index lie
+//! in one column family, so that a memtable flush carries all of them or none. Changes gather in a
+//! hash table before they reach it, many at a time and in order (docs/adr/0051).
 
 mod generations;
-mod pace;
-mod recent;
 mod table;
 mod view;
+mod write_buffer;
+mod write_throttle;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -26,13 +26,13 @@ use self::generations::{
     current, discard_draft, path_of, refuse_lost, remove_others, switch, tables, take_files,
     write_draft,
 };
-use self::recent::Recent;
-use self::table::Frozen;
-use self::view::Moment;
+use self::table::FrozenTable;
+use self::view::SnapshotView;
+use self::write_buffer::WriteBuffer;
 
 use crate::kv::{Change, Found, Kv, View};
 use crate::machine::{ApplyError, Mode};
-use crate::room::LOOP_BYTES;
+use crate::reply_budget::LOOP_BYTES;
 
 /// Tables of changes that fill a memtable.
 const TABLES_OF_MEMTABLE: usize = 4;
@@ -48,7 +48,8 @@ const READAHEAD_BYTES: usize = 2 << 20;
 pub struct RocksOptions {
     /// Block cache in bytes.
     pub block_cache_bytes: usize,
-    /// Bytes of RocksDB's memtable, whose flush begins when it is full. Changes gather in tables of a quarter of that before they go there.
+    /// Bytes of RocksDB's memtable, whose flush begins when it is full. Changes gather in tables of
+    /// a quarter of that before they go there.
     pub write_buffer_bytes: usize,
 }
 
@@ -65,10 +66,10 @@ impl Default for RocksOptions {
 type Generation = (Arc<DB>, u64);
 
 /// Per key what the tables say of it, if anything, and a snapshot of the database for the others.
-type AtHand<'db> = (Vec<Option<Option<Vec<u8>>>>, rocksdb::Snapshot<'db>);
+type TableLookup<'db> = (Vec<Option<Option<Vec<u8>>>>, rocksdb::Snapshot<'db>);
 
-/// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
-/// replaced atomically, says which one counts.
+/// The database and the directory of its generations: an installed checkpoint becomes a new
+/// generation, and the file `CURRENT_GENERATION`, replaced atomically, says which one counts.
 pub struct RocksKv {
     shared: Arc<Shared>,
     /// Hands full tables over.
@@ -80,7 +81,7 @@ pub struct RocksKv {
 /// What the thread needs.
 struct Shared {
     db: RwLock<Option<Generation>>,
-    recent: Recent,
+    write_buffer: WriteBuffer,
 }
 
 fn fatal(error: impl std::fmt::Display) -> ApplyError {
@@ -91,16 +92,31 @@ fn closed() -> ApplyError {
     fatal("the database is closed: installing a checkpoint failed")
 }
 
-/// RocksDB has no kind for it. What it says is the C library's word, which does not depend on the language unless a program asks for that.
+/// RocksDB has no kind for it. What it says is the C library's word, which does not depend on the
+/// language unless a program asks for that.
 fn is_no_space(error: &rocksdb::Error) -> bool {
     error.kind() == ErrorKind::IOError && error.as_ref().contains("No space left on device")
 }
 
-/// While the disk is full RocksDB refuses whatever writes, looks for room by itself, and goes on when there is some.
+/// While the disk is full RocksDB refuses whatever writes, looks for room by itself, and goes on
+/// when there is some. It refuses writes, too, once a flush or a compaction has read a damaged
+/// block.
 fn write_error(error: rocksdb::Error) -> ApplyError {
-    match is_no_space(&error) {
-        true => ApplyError::NoSpace(format!("rocksdb: {error}")),
-        false => fatal(error),
+    match error.kind() {
+        _ if is_no_space(&error) => ApplyError::NoSpace(format!("rocksdb: {error}")),
+        ErrorKind::Corruption => ApplyError::Damaged(format!("rocksdb: {error}")),
+        _ => fatal(error),
+    }
+}
+
+/// A read fails because a block's checksum is wrong, or because the device does not return the
+/// block.
+fn read_error(error: rocksdb::Error, mode: Mode) -> ApplyError {
+    match error.kind() {
+        ErrorKind::IOError if !is_no_space(&error) => {
+            ApplyError::Damaged(format!("rocksdb: {error}"))
+        }
+        _ => store_error(error, mode),
     }
 }
 
@@ -131,20 +147,24 @@ impl RocksKv {
         if named.is_none() {
             refuse_lost(directory)?;
         }
-        // Before anything is written: a checkpoint that was not installed to its end may be what fills the disk.
+        // Before anything is written: a checkpoint that was not installed to its end may be what
+        // fills the disk.
         if named.is_none() || path.exists() {
             remove_others(directory, generation);
         }
-        // A generation that is named but gone is a loss; an empty database in its place would hide it.
+        // A generation that is named but gone is a loss; an empty database in its place would hide
+        // it.
         let db = open_db(&path, options, named.is_none())?;
         let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
-            recent: Recent::new((options.write_buffer_bytes / TABLES_OF_MEMTABLE).max(1)),
+            write_buffer: WriteBuffer::new(
+                (options.write_buffer_bytes / TABLES_OF_MEMTABLE).max(1),
+            ),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || of_thread.hand_over())
+            .spawn(move || of_thread.flush_loop())
             .map_err(fatal)?;
         Ok(RocksKv {
             shared,
@@ -154,21 +174,22 @@ impl RocksKv {
         })
     }
 
-    fn recent(&self) -> &Recent {
-        &self.shared.recent
+    fn write_buffer(&self) -> &WriteBuffer {
+        &self.shared.write_buffer
     }
 
-    /// What the tables say of keys, and what has left them. `None`: that is too much to be copied while writers wait for them.
+    /// What the tables say of keys, and what has left them. `None`: that is too much to be copied
+    /// while writers wait for them.
     ///
     /// # Errors
-    /// As [`Recent::tables_for`].
-    fn at_hand<'db>(
+    /// As [`WriteBuffer::tables_for`].
+    fn lookup_in_tables<'db>(
         &self,
         keys: &[Vec<u8>],
         db: &'db DB,
         mode: Mode,
-    ) -> Result<Option<AtHand<'db>>, ApplyError> {
-        let tables = self.recent().tables_for(mode)?;
+    ) -> Result<Option<TableLookup<'db>>, ApplyError> {
+        let tables = self.write_buffer().tables_for(mode)?;
         let mut left = LOOP_BYTES;
         let find = |key: &Vec<u8>| {
             let found = tables.get(key);
@@ -181,21 +202,22 @@ impl RocksKv {
     }
 
     /// Looks at this moment's state while no other takes its place.
-    fn at_this_moment<T>(
+    fn with_snapshot<T>(
         &self,
-        look: impl FnOnce(Moment) -> Result<T, ApplyError>,
+        look: impl FnOnce(SnapshotView) -> Result<T, ApplyError>,
     ) -> Result<T, ApplyError> {
-        self.recent().await_room()?;
-        self.shared
-            .with(Mode::Blocking, |db| look(Moment::new(db, self.recent())))
+        self.write_buffer().wait_for_frozen_slot()?;
+        self.shared.with(Mode::Blocking, |db| {
+            look(SnapshotView::new(db, self.write_buffer()))
+        })
     }
 }
 
 impl Drop for RocksKv {
     fn drop(&mut self) {
-        self.recent().stop();
+        self.write_buffer().stop();
         if let Some(thread) = self.thread.take()
-            && self.recent().await_end()
+            && self.write_buffer().wait_for_thread_end()
         {
             let _ = thread.join();
         }
@@ -220,24 +242,25 @@ impl Shared {
     }
 
     /// The thread: hands full tables over, oldest first.
-    fn hand_over(&self) {
-        let _ended = Ended(&self.recent);
-        self.recent.set_aside();
-        while self.recent.await_frozen() {
+    fn flush_loop(&self) {
+        let _ended = FailOnDrop(&self.write_buffer);
+        self.write_buffer.preallocate_table();
+        while self.write_buffer.wait_for_frozen_table() {
             // There is memory for the next table before anybody wants it.
-            self.recent.set_aside();
+            self.write_buffer.preallocate_table();
             // While the database is held nobody installs another, and discards the tables.
             let stored = self.with(Mode::Blocking, |db| {
-                if let Some(table) = self.recent.oldest() {
+                if let Some(table) = self.write_buffer.oldest() {
                     write(db, batch_of(&table), Mode::Blocking)?;
-                    self.recent.stored(table);
+                    self.write_buffer.stored(table);
                 }
                 Ok(())
             });
             match stored {
                 // What it holds is in the log still, should it have to stop.
-                Err(ApplyError::NoSpace(error)) if self.recent.try_again(&error) => {}
-                Err(error) => return self.recent.fail(error.to_string()),
+                Err(ApplyError::NoSpace(error))
+                    if self.write_buffer.wait_for_disk_space(&error) => {}
+                Err(error) => return self.write_buffer.fail(error),
                 Ok(()) => {}
             }
         }
@@ -245,17 +268,16 @@ impl Shared {
 }
 
 /// Nobody waits for a thread that has ended, however it did.
-struct Ended<'a>(&'a Recent);
+struct FailOnDrop<'a>(&'a WriteBuffer);
 
-impl Drop for Ended<'_> {
+impl Drop for FailOnDrop<'_> {
     fn drop(&mut self) {
-        self.0
-            .fail("rocksdb: the thread that feeds it has ended".to_owned());
+        self.0.fail(fatal("the thread that feeds it has ended"));
     }
 }
 
 /// A table's changes. In the order of keys the memtable takes each without a search.
-fn batch_of(table: &Frozen) -> WriteBatch {
+fn batch_of(table: &FrozenTable) -> WriteBatch {
     let mut batch = WriteBatch::with_capacity_bytes(table.size());
     table.visit(|key, value| match value {
         Some(value) => batch.put(key, value),
@@ -293,7 +315,8 @@ fn options(tuning: &RocksOptions, create: bool) -> Options {
     options.set_max_background_jobs(2);
     options.set_max_open_files(-1);
     options.set_atomic_flush(true);
-    // Most reads are of keys that no memtable has: without a filter each searches all of them first.
+    // Most reads are of keys that no memtable has: without a filter each searches all of them
+    // first.
     options.set_memtable_whole_key_filtering(true);
     options.set_memtable_prefix_bloom_ratio(MEMTABLE_FILTER);
     options.set_keep_log_file_num(2);
@@ -305,14 +328,16 @@ fn options(tuning: &RocksOptions, create: bool) -> Options {
 
 fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
     let db = DB::open(&options(tuning, create), path).map_err(write_error)?;
-    give_way();
+    lower_compaction_priority();
     Ok(db)
 }
 
-/// Looks whether a checkpoint's files are whole, before anything is written to them: what has rotted must not replace what has not.
+/// Looks whether a checkpoint's files are whole, before anything is written to them: what has
+/// rotted must not replace what has not.
 fn verify(path: &Path, tuning: &RocksOptions) -> Result<(), ApplyError> {
     let db = DB::open_for_read_only(&options(tuning, false), path, false).map_err(write_error)?;
-    // RocksDB takes a manifest that ends early for one whose end a crash has torn off, and goes back to what was before.
+    // RocksDB takes a manifest that ends early for one whose end a crash has torn off, and goes
+    // back to what was before.
     let live = db.live_files().map_err(fatal)?;
     let live: BTreeSet<String> = live.into_iter().map(|file| file.name).collect();
     for table in tables(path).map_err(file_error)? {
@@ -338,13 +363,14 @@ fn verify(path: &Path, tuning: &RocksOptions) -> Result<(), ApplyError> {
     entries.status().map_err(fatal)
 }
 
-/// How much compactions give way to the event loops: a third of what those get. Flushes do not: a memtable that waits for one delays the
-/// writes behind it and the trimming of the log (docs/adr/0046).
+/// How much compactions give way to the event loops: a third of what those get. Flushes do not: a
+/// memtable that waits for one delays the writes behind it and the trimming of the log
+/// (docs/adr/0046).
 const COMPACTION_NICE: i32 = 5;
 
-/// Sets the priority of the threads that compact. RocksDB itself knows only the lowest, at which they starve while an event loop has
-/// work, until level 0 is so full that writes stop.
-fn give_way() {
+/// Sets the priority of the threads that compact. RocksDB itself knows only the lowest, at which
+/// they starve while an event loop has work, until level 0 is so full that writes stop.
+fn lower_compaction_priority() {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return;
     };
@@ -371,12 +397,12 @@ fn read_options(mode: Mode) -> ReadOptions {
 impl Kv for RocksKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
         self.shared.with(mode, |db| {
-            if let Some(found) = self.recent().tables_for(mode)?.get(key) {
+            if let Some(found) = self.write_buffer().tables_for(mode)?.get(key) {
                 return Ok(found.map(<[u8]>::to_vec));
             }
             // What leaves the tables from here on is in the database.
             db.get_opt(key, &read_options(mode))
-                .map_err(|error| store_error(error, mode))
+                .map_err(|error| read_error(error, mode))
         })
     }
 
@@ -387,7 +413,7 @@ impl Kv for RocksKv {
         visit: &mut Found<'_>,
     ) -> Result<(), ApplyError> {
         let is_over = self.shared.with(mode, |db| {
-            let Some((found, snapshot)) = self.at_hand(keys, db, mode)? else {
+            let Some((found, snapshot)) = self.lookup_in_tables(keys, db, mode)? else {
                 return Ok(false);
             };
             for (key, found) in keys.iter().zip(found) {
@@ -395,7 +421,7 @@ impl Kv for RocksKv {
                     Some(value) => visit(value.map(Cow::Owned)),
                     None => {
                         let stored = snapshot.get_pinned_opt(key, read_options(mode));
-                        let stored = stored.map_err(|error| store_error(error, mode))?;
+                        let stored = stored.map_err(|error| read_error(error, mode))?;
                         visit(stored.as_deref().map(Cow::Borrowed))
                     }
                 };
@@ -408,7 +434,7 @@ impl Kv for RocksKv {
         match mode {
             _ if is_over => Ok(()),
             Mode::NonBlocking => Err(ApplyError::WouldBlock),
-            Mode::Blocking => self.at_this_moment(|moment| moment.get_many(keys, visit)),
+            Mode::Blocking => self.with_snapshot(|snapshot| snapshot.get_many(keys, visit)),
         }
     }
 
@@ -419,16 +445,16 @@ impl Kv for RocksKv {
     ) -> Result<(), ApplyError> {
         let changes: Vec<Change<'_>> = changes.collect();
         let ranged = |change: &Change<'_>| matches!(change, Change::DeleteRange(..));
-        self.recent().await_turn(mode)?;
-        let writing = self.recent().begin(mode)?;
+        self.write_buffer().wait_for_throttle(mode)?;
+        let writing = self.write_buffer().begin(mode)?;
         if !changes.iter().any(ranged) {
-            return self.recent().write(&writing, &changes, mode);
+            return self.write_buffer().write(&writing, &changes, mode);
         }
         // A hash table knows no ranges.
         if mode == Mode::NonBlocking {
             return Err(ApplyError::WouldBlock);
         }
-        self.recent().drain()?;
+        self.write_buffer().drain()?;
         let mut batch = WriteBatch::default();
         for change in changes {
             match change {
@@ -443,13 +469,13 @@ impl Kv for RocksKv {
                 // Whoever called tries again at once.
                 if matches!(error, ApplyError::NoSpace(_)) {
                     drop(writing);
-                    std::thread::sleep(recent::FULL_PATIENCE);
+                    std::thread::sleep(write_buffer::DISK_FULL_WAIT);
                 }
             })
     }
 
     fn is_behind(&self) -> bool {
-        self.recent().is_behind()
+        self.write_buffer().is_behind()
     }
 
     fn scan(
@@ -457,7 +483,7 @@ impl Kv for RocksKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        self.at_this_moment(|moment| moment.scan(from, visit))
+        self.with_snapshot(|snapshot| snapshot.scan(from, visit))
     }
 
     fn scan_some(
@@ -467,7 +493,7 @@ impl Kv for RocksKv {
         most_gone: Option<u64>,
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<bool, ApplyError> {
-        self.at_this_moment(|moment| moment.scan_some(from, to, most_gone, visit))
+        self.with_snapshot(|snapshot| snapshot.scan_some(from, to, most_gone, visit))
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -475,7 +501,7 @@ impl Kv for RocksKv {
     }
 
     fn flush(&self) -> Result<bool, ApplyError> {
-        self.recent().drain()?;
+        self.write_buffer().drain()?;
         let mut options = FlushOptions::default();
         options.set_wait(true);
         self.shared.with(Mode::Blocking, |db| {
@@ -485,12 +511,12 @@ impl Kv for RocksKv {
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        self.at_this_moment(|moment| Ok(Box::new(moment) as Box<dyn View>))
+        self.with_snapshot(|snapshot| Ok(Box::new(snapshot) as Box<dyn View>))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        let _writing = self.recent().begin(Mode::Blocking)?;
-        self.recent().drain()?;
+        let _writing = self.write_buffer().begin(Mode::Blocking)?;
+        self.write_buffer().drain()?;
         self.shared.with(Mode::Blocking, |db| {
             Checkpoint::new(&**db)
                 .and_then(|checkpoint| checkpoint.create_checkpoint(directory))
@@ -499,7 +525,7 @@ impl Kv for RocksKv {
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let writing = self.recent().begin(Mode::Blocking)?;
+        let writing = self.write_buffer().begin(Mode::Blocking)?;
         let Some(generation) = (self.shared.guard(Mode::Blocking)?)
             .as_ref()
             .map(|(_, generation)| *generation)
@@ -522,7 +548,7 @@ impl Kv for RocksKv {
         let db = prepare().map_err(|error| {
             // Whatever was written of it is in the way.
             discard_draft(&self.directory, next);
-            error.nothing_done()
+            error.into_not_installed()
         })?;
         let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = switch(&self.directory) {
@@ -530,7 +556,7 @@ impl Kv for RocksKv {
             *guard = None;
             return Err(fatal(error));
         }
-        self.recent().discard(&writing);
+        self.write_buffer().discard(&writing);
         *guard = Some((Arc::new(db), next));
         remove_others(&self.directory, next);
         Ok(())

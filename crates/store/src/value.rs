@@ -1,4 +1,5 @@
-//! What is stored under a data key: the user's value behind a short head (docs/formats.md, "Store keys").
+//! What is stored under a data key: the user's value behind a short head (docs/formats.md, "Store
+//! keys").
 
 use std::borrow::Cow;
 

@@ -1,4 +1,5 @@
-//! Batches with conditions: all or nothing, each operation seeing the earlier ones, versions that tell whether a key has changed.
+//! Batches with conditions: all or nothing, each operation seeing the earlier ones, versions that
+//! tell whether a key has changed.
 
 mod support;
 
@@ -22,6 +23,7 @@ fn apply(machine: &dyn StateMachine, index: u64, all: &[Operation<'_>]) -> Vec<R
     machine
         .apply(0, &[entry(index, &payload)], Mode::Blocking)
         .unwrap()
+        .replies
         .remove(0)
 }
 
@@ -118,7 +120,8 @@ fn a_condition_that_does_not_hold_leaves_everything_as_it_was() {
     }
 }
 
-/// What WATCH needs: every change of a key gives it another version, also one back to what it was, also within an entry.
+/// What WATCH needs: every change of a key gives it another version, also one back to what it was,
+/// also within an entry.
 #[test]
 fn versions_change_with_every_change() {
     for engine in ENGINES {
@@ -203,8 +206,8 @@ fn a_repeated_batch_counts_once() {
             .apply(0, &[entry(3, &again)], Mode::Blocking)
             .unwrap();
         let reply = Reply::Array(vec![Reply::Int(1), Reply::Int(1)]);
-        assert_eq!(first[0], [reply.clone(), reply.clone()]);
-        assert_eq!(second[0], [reply]);
+        assert_eq!(first.replies[0], [reply.clone(), reply.clone()]);
+        assert_eq!(second.replies[0], [reply]);
         assert_eq!(get(&*machine, b"b"), Reply::Bytes(b"1".to_vec()));
     }
 }
@@ -225,6 +228,7 @@ fn a_crash_leaves_all_or_nothing() {
                 index,
                 term: 1,
                 payload: &payload,
+                wants_replies: true,
             };
             machine.apply(0, &[input], Mode::Blocking).unwrap();
             let left = root.path().join(index.to_string());

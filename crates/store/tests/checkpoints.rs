@@ -1,4 +1,5 @@
-//! Checkpoints that are not whole, and directories that are not: nothing that is sound gives way to them.
+//! Checkpoints that are not whole, and directories that are not: nothing that is sound gives way to
+//! them.
 #![cfg(feature = "rocksdb")]
 
 mod support;
@@ -52,7 +53,8 @@ fn flip(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// A table had rotted at the leader. The follower that fetched the checkpoint ended, came back, fetched it again, and so on; or took it.
+/// A table had rotted at the leader. The follower that fetched the checkpoint ended, came back,
+/// fetched it again, and so on; or took it.
 #[test]
 fn a_damaged_checkpoint_replaces_nothing_and_ends_nobody() {
     let root = tempfile::tempdir().unwrap();
@@ -83,7 +85,7 @@ fn a_damaged_checkpoint_replaces_nothing_and_ends_nobody() {
         damage(&damaged);
         let refused = machine.install(&damaged);
         assert!(
-            matches!(refused, Err(ApplyError::NoSpace(_))),
+            matches!(refused, Err(ApplyError::NotInstalled(_))),
             "{what}: {refused:?}"
         );
         assert_eq!(machine.digest().unwrap(), before, "{what}");
@@ -97,7 +99,8 @@ fn a_damaged_checkpoint_replaces_nothing_and_ends_nobody() {
     assert_eq!(machine.digest().unwrap(), source.digest().unwrap());
 }
 
-/// The pointer was lost, in a backup of files say. An empty database was made in place of the one that it had named, which was removed.
+/// The pointer was lost, in a backup of files say. An empty database was made in place of the one
+/// that it had named, which was removed.
 #[test]
 fn a_lost_pointer_removes_nothing() {
     let root = tempfile::tempdir().unwrap();
@@ -137,7 +140,10 @@ fn a_damaged_file_replaces_no_memory() {
     for damage in [flip as fn(&Path), cut] {
         damage(&longest(&files, |_| true));
         let refused = machine.install(&files).unwrap_err();
-        assert!(matches!(refused, ApplyError::NoSpace(_)), "{refused:?}");
+        assert!(
+            matches!(refused, ApplyError::NotInstalled(_)),
+            "{refused:?}"
+        );
         assert_eq!(machine.digest().unwrap(), before);
     }
 }

@@ -1,4 +1,5 @@
-//! Keys that expire: by the stamps of the log, alike on every replica, whatever the clocks say; and stores of the first format.
+//! Keys that expire: by the stamps of the log, alike on every replica, whatever the clocks say; and
+//! stores of the first format.
 
 mod support;
 
@@ -32,11 +33,9 @@ fn apply(
         index,
         term: 1,
         payload: &payload,
+        wants_replies: true,
     };
-    machine
-        .apply(0, &[entry], Mode::Blocking)
-        .unwrap()
-        .remove(0)
+    support::apply_all(machine, &[entry]).0.remove(0)
 }
 
 fn set_for<'a>(key: &'a [u8], value: &'a [u8], expiry: Expiry) -> Operation<'a> {
@@ -61,8 +60,57 @@ fn ask(machine: &dyn StateMachine, query: &Query<'_>) -> Reply {
     machine.query(query, Mode::Blocking).unwrap()
 }
 
-/// The state's time is the latest stamp: entries make keys expire, a leader whose clock is behind brings none back, and a
-/// reader whose clock is ahead is told to ask the log.
+/// An operator's entry moves the state's clock back, and only that.
+#[test]
+fn clock_is_set_back_by_its_own_operation_alone() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(root.path(), 1);
+        let day_ms = 86_400_000;
+        let set_clock = |time_ms| Operation::SetClock { time_ms };
+        apply(
+            &*machine,
+            1,
+            day_ms,
+            &[set_for(b"ahead", b"v", Expiry::After(1_000))],
+        );
+        apply(&*machine, 2, 5_000, &[Operation::Noop]);
+        assert_eq!(machine.clock_ms(0), day_ms);
+        let replies = apply(
+            &*machine,
+            3,
+            6_000,
+            &[set_clock(6_000), set_for(b"k", b"v", Expiry::After(1_000))],
+        );
+        assert_eq!(replies, [Reply::Ok, Reply::Ok]);
+        assert_eq!(machine.clock_ms(0), 6_000);
+        // Deadlines stay what they are.
+        assert_eq!(
+            ask(&*machine, &ttl(b"ahead")),
+            Reply::Int(day_ms as i64 - 5_000)
+        );
+        assert_eq!(ask(&*machine, &ttl(b"k")), Reply::Int(1_000));
+        assert_eq!(machine.next_deadline(0), Some(7_000));
+        let swept = apply(&*machine, 4, 7_000, &[Operation::Sweep { limit: 256 }]);
+        assert_eq!(swept, [Reply::Int(1)]);
+        assert_eq!(ask(&*machine, &ttl(b"k")), Reply::Int(-2));
+        // It stays set after a restart.
+        machine.flush().unwrap();
+        drop(machine);
+        let machine = engine.open(root.path(), 1);
+        assert_eq!(machine.clock_ms(0), 7_000);
+        // Within an operation of a client it is refused.
+        let batch = Operation::Batch {
+            expectations: vec![],
+            operations: vec![set_clock(1)],
+        };
+        let bytes = command(None, batch);
+        assert!(cyclone_wire::command::Command::decode(&bytes).is_err());
+    }
+}
+
+/// The state's time is the latest stamp: entries make keys expire, a leader whose clock is behind
+/// brings none back, and a reader whose clock is ahead is told to ask the log.
 #[test]
 fn keys_expire_by_the_log() {
     for engine in ENGINES {
@@ -138,7 +186,8 @@ fn keys_expire_by_the_log() {
     }
 }
 
-/// A key that was set again, or whose deadline was moved, is not what an old record of the index says it is.
+/// A key that was set again, or whose deadline was moved, is not what an old record of the index
+/// says it is.
 #[test]
 fn sweeps_remove_only_what_has_expired() {
     for engine in ENGINES {
@@ -240,7 +289,8 @@ fn a_changed_deadline_leaves_no_record() {
     }
 }
 
-/// Many deadlines that were changed before they came are passed over a part at a time, and what lies behind them is still found.
+/// Many deadlines that were changed before they came are passed over a part at a time, and what
+/// lies behind them is still found.
 #[test]
 fn a_sweep_does_not_pass_over_everything_that_is_gone() {
     for engine in ENGINES {
@@ -433,7 +483,8 @@ impl Op {
                 Some((_, None)) => -1,
                 Some((_, Some(deadline))) => (*deadline - now) as i64,
             }),
-            // How many a sweep removes depends on earlier ones; that it removes nothing visible is seen by the rest.
+            // How many a sweep removes depends on earlier ones; that it removes nothing visible is
+            // seen by the rest.
             Op::Sweep(_) => Reply::Nil,
             Op::Batch(all) => Reply::Array(all.iter().map(|op| op.on(model, now)).collect()),
         };
@@ -484,7 +535,8 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(5), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Random commands at random stamps, in random calls, with crashes: the model's replies, and one state on all engines.
+    /// Random commands at random stamps, in random calls, with crashes: the model's replies, and
+    /// one state on all engines.
     #[test]
     fn engines_expire_as_the_model_does(
         log in vec((0..400u64, vec(op(), 0..6)), 1..30),
@@ -517,13 +569,13 @@ proptest! {
                     let entries: Vec<EntryInput<'_>> = (from + 1..)
                         .zip(&payloads[from as usize..])
                         .take(size)
-                        .map(|(index, payload)| EntryInput { index, term: 1, payload })
+                        .map(|(index, payload)| EntryInput { index, term: 1, payload, wants_replies: true })
                         .collect();
                     let answers = machine
                         .apply(0, &entries, Mode::NonBlocking)
                         .or_else(|_| machine.apply(0, &entries, Mode::Blocking))
                         .unwrap();
-                    for (entry, answers) in entries.iter().zip(answers) {
+                    for (entry, answers) in entries.iter().zip(answers.replies) {
                         for ((op, answer), expected) in log[entry.index as usize - 1].1.iter()
                             .zip(answers).zip(&expected[entry.index as usize - 1])
                         {
@@ -554,7 +606,8 @@ proptest! {
     }
 }
 
-/// A file of the memory engine as the first version wrote it: values without heads, applied index without clock.
+/// A file of the memory engine as the first version wrote it: values without heads, applied index
+/// without clock.
 #[test]
 fn a_store_of_the_first_format_is_taken_over() {
     let root = tempfile::tempdir().unwrap();

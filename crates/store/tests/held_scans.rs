@@ -87,7 +87,7 @@ fn held_scans_end() {
         let keys: Vec<Vec<u8>> = (0..50).map(|n| format!("key:{n}").into_bytes()).collect();
         let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
         one_batch(&*machine, &sets);
-        machine.keep_time(1_000_000);
+        machine.tick(1_000_000);
         let begun: Vec<u64> = (0..16)
             .map(|_| held_page(&*machine, 0, 10).unwrap().0)
             .collect();
@@ -102,9 +102,9 @@ fn held_scans_end() {
         assert!(held_page(&*machine, begun[1] ^ 1, 10) == Err(Failure::SnapshotGone));
         let again = held_page(&*machine, 0, 10).unwrap().0;
         assert_eq!(held_page(&*machine, last, 10), Err(Failure::SnapshotGone));
-        machine.keep_time(60_500_000);
+        machine.tick(60_500_000);
         assert!(held_page(&*machine, begun[2], 10).is_ok());
-        machine.keep_time(61_500_000);
+        machine.tick(61_500_000);
         assert_eq!(
             held_page(&*machine, begun[3], 10),
             Err(Failure::SnapshotGone)
@@ -124,7 +124,8 @@ fn held_scans_end() {
     }
 }
 
-/// Two replicas of one state, with one history of scans: neither takes the other's cursors for its own.
+/// Two replicas of one state, with one history of scans: neither takes the other's cursors for its
+/// own.
 #[test]
 fn a_cursor_is_good_at_one_replica() {
     for engine in ENGINES {
@@ -133,7 +134,7 @@ fn a_cursor_is_good_at_one_replica() {
         let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
         let begin = |replica: u64| {
             let machine = engine.open(&root.path().join(replica.to_string()), 1);
-            machine.belong_to(replica);
+            machine.set_replica_id(replica);
             one_batch(&*machine, &sets);
             let cursor = held_page(&*machine, 0, 10).unwrap().0;
             (machine, cursor)
@@ -145,7 +146,8 @@ fn a_cursor_is_good_at_one_replica() {
     }
 }
 
-/// A process that ends does not wait for walks over all keys; what names its keys is answered as ever.
+/// A process that ends does not wait for walks over all keys; what names its keys is answered as
+/// ever.
 #[test]
 fn walks_end_and_other_reads_do_not() {
     for engine in ENGINES {
@@ -168,7 +170,7 @@ fn walks_end_and_other_reads_do_not() {
         ];
         for ended in [false, true] {
             if ended {
-                machine.end_walks();
+                machine.cancel_scans();
             }
             let is_right = |error: Option<ApplyError>| match ended {
                 true => matches!(error, Some(ApplyError::WouldBlock)),
@@ -200,7 +202,7 @@ fn large_views_end_too() {
     }
     let cursor = held_page(&*machine, 0, 10).unwrap().0;
     assert_eq!(machine.held_snapshots(), 1);
-    machine.keep_time(61_000_000);
+    machine.tick(61_000_000);
     assert_eq!(machine.held_snapshots(), 0);
     assert_eq!(held_page(&*machine, cursor, 10), Err(Failure::SnapshotGone));
 }

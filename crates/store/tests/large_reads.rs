@@ -10,7 +10,7 @@ use cyclone_store::{ApplyError, KvMachine, Limits, MemoryKv, Mode, StateMachine}
 use cyclone_store::{RocksKv, RocksOptions};
 use cyclone_wire::command::{Condition, Expiry, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
-use support::{entry, operations, set};
+use support::{apply_all, entry, operations, set};
 
 const MIB: usize = 1 << 20;
 const TOO_LONG: Reply = Reply::Failed(Failure::ReplyTooLong);
@@ -37,8 +37,11 @@ fn apply(
     mode: Mode,
 ) -> Result<Vec<Reply>, ApplyError> {
     let (payload, index) = (operations(all), machine.applied(0).0 + 1);
-    let mut replies = machine.apply(0, &[entry(index, &payload)], mode)?;
-    Ok(replies.remove(0))
+    if mode == Mode::Blocking {
+        return Ok(apply_all(machine, &[entry(index, &payload)]).0.remove(0));
+    }
+    let mut applied = machine.apply(0, &[entry(index, &payload)], mode)?;
+    Ok(applied.replies.remove(0))
 }
 
 fn set_up(machine: &dyn StateMachine, pairs: &[(&[u8], &[u8])]) {
@@ -223,7 +226,8 @@ fn twins() -> [[u8; 8]; 2] {
     unreachable!("there are more blocks than sums")
 }
 
-/// A page ends between places, and whoever wants to can give as many keys as they like the same one.
+/// A page ends between places, and whoever wants to can give as many keys as they like the same
+/// one.
 #[test]
 fn pages_of_keys_with_one_place_are_bounded() {
     let sum = |key: &[u8]| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, key);
@@ -298,7 +302,8 @@ fn batch(operations: Vec<Operation<'_>>) -> Operation<'_> {
     }
 }
 
-/// A transaction has happened when it is found out how much it reads: its writes count, and what does not fit is answered with an error.
+/// A transaction has happened when it is found out how much it reads: its writes count, and what
+/// does not fit is answered with an error.
 #[test]
 fn a_transaction_that_reads_much_is_executed_by_a_worker_and_bounded() {
     let place = tempfile::tempdir().unwrap();

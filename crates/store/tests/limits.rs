@@ -3,10 +3,10 @@
 mod support;
 
 use cyclone_store::{KvMachine, Limits, MemoryKv, Mode, StateMachine};
-use cyclone_wire::batch;
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::command::Operation;
 use cyclone_wire::reply::{Failure, Reply};
-use support::{command, entry, operations, set};
+use support::{allowed, command, entry, operations, set};
 
 fn machine(max_value_bytes: usize) -> KvMachine<MemoryKv> {
     let limits = Limits {
@@ -17,14 +17,13 @@ fn machine(max_value_bytes: usize) -> KvMachine<MemoryKv> {
 }
 
 /// An entry of a leader with this limit.
-fn limited(operations: &[Operation<'_>], limit: u32) -> Vec<u8> {
-    let mut bytes = batch::header(operations.len() as u32, 0, limit).to_vec();
-    for operation in operations {
-        let command = command(None, operation.clone());
-        bytes.extend_from_slice(&(command.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&command);
-    }
-    bytes
+fn limited(operations: &[Operation<'_>], value_bytes: u32) -> Vec<u8> {
+    let commands = operations.iter().map(|it| command(None, it.clone()));
+    let limits = Allowed {
+        value_bytes,
+        work_bytes: 1 << 20,
+    };
+    allowed(&commands.collect::<Vec<_>>(), limits)
 }
 
 /// Commands whose outcome is a matter of the longest value.
@@ -42,7 +41,8 @@ fn growing<'a>() -> [Operation<'a>; 4] {
     ]
 }
 
-/// A rolling change of the limit, or one between two starts: old and new settings apply the same entries.
+/// A rolling change of the limit, or one between two starts: old and new settings apply the same
+/// entries.
 #[test]
 fn replicas_with_other_limits_come_to_the_same_state() {
     for limit in [100, 50, 1000] {
@@ -50,7 +50,7 @@ fn replicas_with_other_limits_come_to_the_same_state() {
         let run = |own: usize| {
             let machine = machine(own);
             let replies = machine.apply(0, &[entry(1, &payload)], Mode::Blocking);
-            (replies.unwrap(), machine.digest().unwrap())
+            (replies.unwrap().replies, machine.digest().unwrap())
         };
         let wanted = run(limit as usize);
         for own in [1, 64, 100, 1 << 20] {
@@ -70,5 +70,5 @@ fn entries_that_do_not_tell_have_the_machines_limit() {
     let replies = machine.apply(0, &[entry(1, &payload)], Mode::Blocking);
     let too_long = Reply::Failed(Failure::TooLong);
     let wanted = vec![Reply::Ok, too_long.clone(), Reply::Int(100), too_long];
-    assert_eq!(replies.unwrap(), [wanted]);
+    assert_eq!(replies.unwrap().replies, [wanted]);
 }

@@ -1,5 +1,6 @@
-//! Every engine against a BTreeMap: random commands in random entries, in random calls, with crashes in between. What the
-//! log promises must come out: the same replies as the model, and the same state however it was reached.
+//! Every engine against a BTreeMap: random commands in random entries, in random calls, with
+//! crashes in between. What the log promises must come out: the same replies as the model, and the
+//! same state however it was reached.
 
 mod support;
 
@@ -154,7 +155,8 @@ impl Op {
                 let place = |at: i64| if at < 0 { at.saturating_add(len) } else { at };
                 let kept =
                     (0..len).filter(|at| *at >= place(*start).max(0) && *at <= place(*end).max(0));
-                // Two negative indexes in the wrong order give nothing, also where clamping would make them meet.
+                // Two negative indexes in the wrong order give nothing, also where clamping would
+                // make them meet.
                 let crossed = *start < 0 && *end < 0 && start > end;
                 Reply::Bytes(if crossed {
                     Vec::new()
@@ -227,6 +229,7 @@ fn apply(machine: &dyn StateMachine, log: u16, entries: &[EntryInput<'_>]) -> Ve
         .apply(log, entries, Mode::NonBlocking)
         .or_else(|_| machine.apply(log, entries, Mode::Blocking))
         .expect("applies")
+        .replies
 }
 
 fn entries(payloads: &[Vec<u8>], from: u64) -> Vec<EntryInput<'_>> {
@@ -236,11 +239,13 @@ fn entries(payloads: &[Vec<u8>], from: u64) -> Vec<EntryInput<'_>> {
             index,
             term: index / 3,
             payload,
+            wants_replies: true,
         })
         .collect()
 }
 
-/// Applies the log in calls of the given sizes, with the given mishaps; answers the replies per entry and the digest.
+/// Applies the log in calls of the given sizes, with the given mishaps; answers the replies per
+/// entry and the digest.
 fn run(
     engine: support::Engine,
     payloads: &[Vec<u8>],
@@ -331,14 +336,16 @@ proptest! {
         prop_assert!(digests.iter().all(|digest| *digest == digests[0]), "{:?}", digests);
     }
 
-    /// Retries of sessions: whatever is repeated, in whatever grouping and across crashes, a seq counts once.
+    /// Retries of sessions: whatever is repeated, in whatever grouping and across crashes, a seq
+    /// counts once.
     #[test]
     fn retried_commands_count_once(
         log in vec(vec((0..2usize, 1..12u64, 0..6u64), 1..6), 1..20),
         calls in vec((1..5usize, after()), 1..10),
     ) {
         let open = support::payload(&[command(None, Operation::OpenSession), command(None, Operation::OpenSession)]);
-        // Which numbers the sessions get is part of the determinism: learned from one engine, expected of all.
+        // Which numbers the sessions get is part of the determinism: learned from one engine,
+        // expected of all.
         let sessions: Vec<u64> = {
             let root = tempfile::tempdir().unwrap();
             let machine = ENGINES[0].open(root.path(), 1);
@@ -386,7 +393,8 @@ proptest! {
         prop_assert!(digests.iter().all(|digest| *digest == digests[0]), "{:?}", digests);
     }
 
-    /// Bytes that are no batch, or a batch of bytes that are no commands: answered alike everywhere, never a panic.
+    /// Bytes that are no batch, or a batch of bytes that are no commands: answered alike
+    /// everywhere, never a panic.
     #[test]
     fn bad_bytes_are_answered(
         log in vec(prop_oneof![

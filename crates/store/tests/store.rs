@@ -1,4 +1,5 @@
-//! What engines owe the replica beyond commands: bounds of sessions, nothing done when a call would block, checkpoints, cursors.
+//! What engines owe the replica beyond commands: bounds of sessions, nothing done when a call would
+//! block, checkpoints, cursors.
 
 mod support;
 
@@ -15,6 +16,7 @@ fn one(machine: &dyn StateMachine, log: u16, index: u64, bytes: &[Vec<u8>]) -> V
     machine
         .apply(log, &[entry(index, &payload)], Mode::Blocking)
         .unwrap()
+        .replies
         .remove(0)
 }
 
@@ -70,7 +72,8 @@ fn sessions_expire_and_close() {
     }
 }
 
-/// A client that never acknowledges keeps its newest 4096 replies; older ones count as acknowledged, and never execute again.
+/// A client that never acknowledges keeps its newest 4096 replies; older ones count as
+/// acknowledged, and never execute again.
 #[test]
 fn replies_are_bounded() {
     for engine in ENGINES {
@@ -108,7 +111,8 @@ fn replies_are_bounded() {
     }
 }
 
-/// A client that asks the same again for ever makes nothing grow, and is answered the same after a restart.
+/// A client that asks the same again for ever makes nothing grow, and is answered the same after a
+/// restart.
 #[test]
 fn a_number_repeated_for_ever_takes_no_room() {
     for engine in ENGINES {
@@ -143,7 +147,8 @@ fn a_number_repeated_for_ever_takes_no_room() {
     }
 }
 
-/// The session unused for longest goes, on every replica the same one, also on one that restarted in between.
+/// The session unused for longest goes, on every replica the same one, also on one that restarted
+/// in between.
 #[test]
 fn the_session_unused_for_longest_goes() {
     let mut digests = BTreeSet::new();
@@ -197,8 +202,8 @@ fn the_session_unused_for_longest_goes() {
     assert_eq!(digests.len(), 1, "{digests:?}");
 }
 
-/// The value to be incremented is on the device only. The loop's attempt must do nothing at all: not the SET before it, not
-/// the session's reply, not the applied index.
+/// The value to be incremented is on the device only. The loop's attempt must do nothing at all:
+/// not the SET before it, not the session's reply, not the applied index.
 #[cfg(feature = "rocksdb")]
 #[test]
 fn a_call_that_would_block_has_done_nothing() {
@@ -252,13 +257,14 @@ fn a_call_that_would_block_has_done_nothing() {
     let replies = machine
         .apply(0, &[entry(3, &bytes)], Mode::Blocking)
         .unwrap();
-    assert_eq!(replies, [[Reply::Ok, Reply::Int(42)]]);
+    assert_eq!(replies.replies, [[Reply::Ok, Reply::Int(42)]]);
     // Blind SETs do not read, so they do not block, however cold the key.
     let blind = operations(&[set(b"never seen", b"1")]);
     assert_eq!(
         machine
             .apply(0, &[entry(4, &blind)], Mode::NonBlocking)
-            .unwrap(),
+            .unwrap()
+            .replies,
         [[Reply::Ok]]
     );
     assert!(would_block(
@@ -289,6 +295,7 @@ fn a_checkpoint_carries_everything() {
                     index: 9,
                     term: 4,
                     payload: &last,
+                    wants_replies: true,
                 }],
                 Mode::Blocking,
             )
@@ -350,7 +357,8 @@ fn what_is_no_checkpoint_replaces_nothing() {
     }
 }
 
-/// A state that was labelled with other indexes than its own was given the entries behind them: those between were passed over without a word.
+/// A state that was labelled with other indexes than its own was given the entries behind them:
+/// those between were passed over without a word.
 #[test]
 fn entries_come_one_after_the_other() {
     for engine in ENGINES {
@@ -365,7 +373,10 @@ fn entries_come_one_after_the_other() {
         assert!(fatal(apply(&[at(3), at(5)]).unwrap_err()), "all or nothing");
         assert_eq!(machine.applied(0), (2, 1));
         // What is applied already may come again, as a replay brings it.
-        assert_eq!(apply(&[at(1), at(2), at(3)]).unwrap()[2], [Reply::Int(3)]);
+        assert_eq!(
+            apply(&[at(1), at(2), at(3)]).unwrap().replies[2],
+            [Reply::Int(3)]
+        );
         machine.apply(1, &[at(1)], Mode::Blocking).unwrap();
         let gang = |one, other| machine.apply_gang(&[(0, at(one)), (1, at(other))], Mode::Blocking);
         assert!(fatal(gang(5, 2).unwrap_err()));
@@ -375,8 +386,8 @@ fn entries_come_one_after_the_other() {
     }
 }
 
-/// The pointer names a database that is gone. An empty one in its place would look like a fresh replica that has applied
-/// nothing, and the trimmed log could not make up for it.
+/// The pointer names a database that is gone. An empty one in its place would look like a fresh
+/// replica that has applied nothing, and the trimmed log could not make up for it.
 #[cfg(feature = "rocksdb")]
 #[test]
 fn a_missing_generation_is_an_error() {
@@ -473,7 +484,8 @@ fn cursors_survive_a_failover() {
     }
 }
 
-/// Trimming the log up to what a map without files has "flushed" would lose it all at the next restart.
+/// Trimming the log up to what a map without files has "flushed" would lose it all at the next
+/// restart.
 #[test]
 fn memory_without_a_file_promises_nothing() {
     let limits = Limits {
@@ -520,17 +532,22 @@ fn echo_answers_every_command_once() {
         index,
         term,
         payload: &bytes,
+        wants_replies: true,
     };
     assert_eq!(
-        echo.apply(0, &[at(5, 3)], Mode::NonBlocking).unwrap(),
+        echo.apply(0, &[at(5, 3)], Mode::NonBlocking)
+            .unwrap()
+            .replies,
         [[Reply::Ok, Reply::Ok]]
     );
-    assert_eq!(echo.apply(0, &[at(4, 2)], Mode::NonBlocking).unwrap(), [[]]);
+    let again = echo.apply(0, &[at(4, 2)], Mode::NonBlocking).unwrap();
+    assert_eq!(again.replies, [[]]);
     assert_eq!(echo.applied(0), (5, 3));
     assert!(echo.apply(1, &[at(1, 1)], Mode::NonBlocking).is_err());
 }
 
-/// While changes gather, are handed over and flushed, whatever a crash leaves is what the log was at one of its entries.
+/// While changes gather, are handed over and flushed, whatever a crash leaves is what the log was
+/// at one of its entries.
 #[test]
 fn a_crash_leaves_what_some_entry_made() {
     for engine in ENGINES {

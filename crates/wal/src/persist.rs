@@ -1,12 +1,13 @@
-//! Making batches durable: one ring's, or those of several rings by the same fences. //= cyclone §4.2
+//! Making batches durable: one ring's, or those of several rings by the same fences. //= cyclone
+//! §4.2
 //!
-//! Order of every append: records (and the frames they name) are flushed and fenced; only then are the slots that
-//! point at them stored, flushed and fenced. So the first null slot is the log's end, and whatever a non-null slot
-//! points at before it was durable once: if it does not read back, memory has rotted, and the log says so instead of
-//! shortening itself.
+//! Order of every append: records (and the frames they name) are flushed and fenced; only then are
+//! the slots that point at them stored, flushed and fenced. So the first null slot is the log's
+//! end, and whatever a non-null slot points at before it was durable once: if it does not read
+//! back, memory has rotted, and the log says so instead of shortening itself.
 //!
-//! A fence waits for everything that its thread has flushed, in whichever area. So several rings take each of these steps
-//! together, and wait once.
+//! A fence waits for everything that its thread has flushed, in whichever area. So several rings
+//! take each of these steps together, and wait once.
 
 use std::ops::Range;
 
@@ -16,10 +17,11 @@ use cyclone_wire::ring::HardState;
 
 use crate::ring::{Batch, Persisted, Ring, RingError, check_members};
 
-/// A batch whose records are written and on their way to memory. The ring shows them already, but no slot points at them: they are
-/// durable after [`persist_all`], and nothing else may be written before that.
+/// A batch whose records are written and on their way to memory. The ring shows them already, but
+/// no slot points at them: they are durable after [`persist_all`], and nothing else may be written
+/// before that.
 #[must_use]
-pub struct Written {
+pub struct PendingBatch {
     entries: Range<u64>,
     hard_state: Option<Box<HardState>>,
     has_state: bool,
@@ -28,19 +30,21 @@ pub struct Written {
 }
 
 /// A ring and what has been written to it.
-type Open<'r> = (&'r mut Ring, Written);
+type Open<'r> = (&'r mut Ring, PendingBatch);
 
 impl Ring {
-    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
-    /// a crash; after an error nothing was appended (a conflicting suffix may be gone, as it would be anyway).
+    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in
+    /// the batch is lost by a crash; after an error nothing was appended (a conflicting suffix may
+    /// be gone, as it would be anyway).
     ///
     /// # Errors
-    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
-    /// [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`], [`RingError::TruncatesCommitted`].
+    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`],
+    /// [`RingError::TermBackwards`], [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`],
+    /// [`RingError::TruncatesCommitted`].
     pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
         let written = self.write(batch)?;
         let mut one: [Result<Open<'_>, RingError>; 1] = [Ok((self, written))];
-        settle(&mut one);
+        commit_batches(&mut one);
         let [one] = one;
         one.map(witness)
     }
@@ -52,7 +56,7 @@ impl Ring {
     ///
     /// # Panics
     /// When what was written before has not been made durable.
-    pub fn write(&mut self, batch: Batch<'_>) -> Result<Written, RingError> {
+    pub fn write(&mut self, batch: Batch<'_>) -> Result<PendingBatch, RingError> {
         assert!(!self.is_open, "one batch at a time");
         self.check_hard_state(&batch)?;
         let next = match batch.entries.first() {
@@ -65,7 +69,7 @@ impl Ring {
             }
             None => self.last_index() + 1,
         };
-        let written = Written {
+        let written = PendingBatch {
             entries: next..next + batch.entries.len() as u64,
             has_state: batch.hard_state.is_some(),
             hard_state: batch.hard_state.map(Box::new),
@@ -74,7 +78,7 @@ impl Ring {
         let before = self.mark();
         for entry in batch.entries {
             if let Err(error) = self.write_record(entry) {
-                self.forget(before);
+                self.rollback_to(before);
                 return Err(error);
             }
         }
@@ -100,20 +104,21 @@ impl Ring {
     }
 }
 
-impl Written {
+impl PendingBatch {
     fn has_entries(&self) -> bool {
         !self.entries.is_empty()
     }
 
-    /// Whether the commit index covers entries of the same batch: it must not become durable before they are.
-    fn commits_its_own(&self) -> bool {
+    /// Whether the commit index covers entries of the same batch: it must not become durable before
+    /// they are.
+    fn covers_own_entries(&self) -> bool {
         let commit = self.hard_state.as_ref().map_or(0, |state| state.commit);
         self.has_entries() && commit > self.durable_last
     }
 }
 
 /// Lets slots point at the records, which are durable.
-fn point((ring, written): &mut Open<'_>) {
+fn publish_slots((ring, written): &mut Open<'_>) {
     ring.store_slots(written.entries.clone());
 }
 
@@ -135,24 +140,24 @@ fn witness((ring, _): Open<'_>) -> Persisted {
     Persisted::after_fence(ring.last_index())
 }
 
-/// Makes batches of several rings durable, each as [`Ring::persist`] does, with as many fences as one of them takes.
-/// Those that could not be written stay as they are.
+/// Makes batches of several rings durable, each as [`Ring::persist`] does, with as many fences as
+/// one of them takes. Those that could not be written stay as they are.
 pub fn persist_all<'r, E: 'r>(
-    mut written: impl AsMut<[Result<(&'r mut Ring, Written), E>]>
-    + IntoIterator<Item = Result<(&'r mut Ring, Written), E>>,
+    mut written: impl AsMut<[Result<(&'r mut Ring, PendingBatch), E>]>
+    + IntoIterator<Item = Result<(&'r mut Ring, PendingBatch), E>>,
 ) -> impl Iterator<Item = Result<Persisted, E>> {
-    settle(written.as_mut());
+    commit_batches(written.as_mut());
     written.into_iter().map(|one| one.map(witness))
 }
 
 /// Makes durable what has been written.
-fn settle<E>(written: &mut [Result<Open<'_>, E>]) {
+fn commit_batches<E>(written: &mut [Result<Open<'_>, E>]) {
     if !planted::has(Bug::RecordsNotFenced) {
-        fence(written, Written::has_entries);
+        fence(written, PendingBatch::has_entries);
     }
-    written.iter_mut().flatten().for_each(point);
+    written.iter_mut().flatten().for_each(publish_slots);
     if !planted::has(Bug::CommitBeforeEntries) {
-        fence(written, Written::commits_its_own);
+        fence(written, PendingBatch::covers_own_entries);
     }
     written.iter_mut().flatten().for_each(write_hard_state);
     if !planted::has(Bug::AckBeforeFence) {
@@ -165,7 +170,7 @@ fn settle<E>(written: &mut [Result<Open<'_>, E>]) {
 }
 
 /// Waits for what was flushed, if any of them needs it.
-fn fence<E>(written: &[Result<Open<'_>, E>], needs: impl Fn(&Written) -> bool) {
+fn fence<E>(written: &[Result<Open<'_>, E>], needs: impl Fn(&PendingBatch) -> bool) {
     if written.iter().flatten().any(|(_, one)| needs(one)) {
         Area::fence_all(written.iter().flatten().map(|(ring, _)| &ring.area));
     }

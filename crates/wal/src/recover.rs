@@ -1,5 +1,6 @@
-//! Opening a ring after a restart or a crash: what is durable is read back and checked, half-made things outside the
-//! log are wiped, and anything that does not add up is corruption, never a reason to shorten the log.
+//! Opening a ring after a restart or a crash: what is durable is read back and checked, half-made
+//! things outside the log are wiped, and anything that does not add up is corruption, never a
+//! reason to shorten the log.
 
 use cyclone_pmem::{Area, Pool};
 use cyclone_wire::planted::{self, Bug};
@@ -25,8 +26,8 @@ impl Ring {
     /// Opens a formatted area. Frames that records name are adopted from `pool`.
     ///
     /// # Errors
-    /// [`RingError::Corrupt`] when something that was durable does not read back: then nothing has been changed.
-    /// [`RingError::WrongShape`] and [`RingError::AreaTooSmall`].
+    /// [`RingError::Corrupt`] when something that was durable does not read back: then nothing has
+    /// been changed. [`RingError::WrongShape`] and [`RingError::AreaTooSmall`].
     pub fn open(
         area: Area,
         spec: RingSpec,
@@ -35,7 +36,7 @@ impl Ring {
         let mut ring = Ring::empty(area, spec, pool)?;
         ring.read_all()?;
         let last = ring.last_index();
-        ring.mend();
+        ring.restore_mirrors();
         let nulled = if ring.anchor.resetting {
             ring.finish_reset();
             0
@@ -53,8 +54,9 @@ impl Ring {
     /// Reads everything that is durable and checks it; changes nothing in the area.
     pub(crate) fn read_all(&mut self) -> Result<(), RingError> {
         let corrupt = |what| RingError::Corrupt { index: 0, what };
-        // After the death of a process memory may show stores that have not left the caches; what is believed now must
-        // not be gone after a loss of power. Records need no flush: a slot is stored after they are durable.
+        // After the death of a process memory may show stores that have not left the caches; what
+        // is believed now must not be gone after a loss of power. Records need no flush: a slot is
+        // stored after they are durable.
         self.area.persist(0, self.records_at);
         self.anchor = (0..2)
             .filter_map(|slot| self.read_anchor(slot))
@@ -102,9 +104,10 @@ impl Ring {
         HardState::decode(self.area.bytes(at, HARD_STATE_BYTES))
     }
 
-    /// Makes both slots of anchor and hard state the newest, its own slot first: that is the one which the next change
-    /// does not overwrite. Until then the only whole copy may lie in the other one.
-    pub(crate) fn mend(&mut self) {
+    /// Makes both slots of anchor and hard state the newest, its own slot first: that is the one
+    /// which the next change does not overwrite. Until then the only whole copy may lie in the
+    /// other one.
+    pub(crate) fn restore_mirrors(&mut self) {
         if (0..2).any(|slot| self.read_anchor(slot) != Some(self.anchor)) {
             self.write_anchor(self.anchor);
             self.area.fence();

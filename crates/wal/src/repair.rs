@@ -1,7 +1,8 @@
-//! Mending a ring that does not read back, on a stopped node. What is offered without being told otherwise loses
-//! nothing: where everything damaged lies at or below an index up to which the store survives by itself, the log may
-//! begin behind that index, as after trimming. Everything above must read back as recovery demands, up to the end and at
-//! least up to the durable commit index.
+//! Mending a ring that does not read back, on a stopped node. What is offered without being told
+//! otherwise loses nothing: where everything damaged lies at or below an index up to which the
+//! store survives by itself, the log may begin behind that index, as after trimming. Everything
+//! above must read back as recovery demands, up to the end and at least up to the durable commit
+//! index.
 
 use cyclone_pmem::{Area, Pool};
 use cyclone_wire::ring::{HardState, SLOTS_AT};
@@ -18,7 +19,8 @@ pub enum Finding {
         /// Last index.
         last: u64,
     },
-    /// Only entries that the store holds are damaged: the log may begin behind them. Nothing is lost.
+    /// Only entries that the store holds are damaged: the log may begin behind them. Nothing is
+    /// lost.
     Head {
         /// What recovery says.
         error: RingError,
@@ -29,8 +31,8 @@ pub enum Finding {
         /// Last index, now and afterwards.
         last: u64,
     },
-    /// Entries that only the log holds are damaged: what is at and behind the first of them can only be given up, also if it was
-    /// acknowledged.
+    /// Entries that only the log holds are damaged: what is at and behind the first of them can
+    /// only be given up, also if it was acknowledged.
     Tail {
         /// What recovery says.
         error: RingError,
@@ -39,7 +41,8 @@ pub enum Finding {
         /// Durable commit index: up to here certainly acknowledged entries are lost.
         commit: u64,
     },
-    /// There is nothing to go by: term, vote or the log's beginning are gone, or the store lacks what lies before the log.
+    /// There is nothing to go by: term, vote or the log's beginning are gone, or the store lacks
+    /// what lies before the log.
     Hopeless {
         /// What recovery says.
         error: RingError,
@@ -47,8 +50,8 @@ pub enum Finding {
 }
 
 impl Ring {
-    /// Looks at an area without changing it. `held` is index and term of the last entry that the store holds durably.
-    /// Answers the area as it was.
+    /// Looks at an area without changing it. `held` is index and term of the last entry that the
+    /// store holds durably. Answers the area as it was.
     pub fn examine(
         area: Area,
         spec: RingSpec,
@@ -60,12 +63,12 @@ impl Ring {
         Ok((ring.into_area(), finding))
     }
 
-    /// Mends what [`Ring::examine`] has found; `accept_loss` also gives up what cannot be had without loss. A crash in the
-    /// middle leaves a ring that can be mended again.
+    /// Mends what [`Ring::examine`] has found; `accept_loss` also gives up what cannot be had
+    /// without loss. A crash in the middle leaves a ring that can be mended again.
     ///
     /// # Errors
     /// The ring's own error if it cannot be mended so; then nothing has been changed.
-    pub fn mend_damage(
+    pub fn repair_damage(
         area: Area,
         spec: RingSpec,
         pool: Option<&Pool>,
@@ -76,7 +79,7 @@ impl Ring {
         match ring.find(held) {
             Finding::Sound { .. } => {}
             Finding::Head { .. } => {
-                ring.mend();
+                ring.restore_mirrors();
                 ring.write_anchor(ring.anchor_at(held.0 + 1, held.1, false));
                 ring.area.fence();
             }
@@ -85,6 +88,40 @@ impl Ring {
         }
         ring.metas.clear();
         Ring::open(ring.into_area(), spec, pool).map(|(ring, _)| ring)
+    }
+
+    /// Reads what can be read of an area, without changing it, also where [`Ring::open`] refuses:
+    /// for a replica whose cluster is lost. `held` is index and term of the last entry that the
+    /// store holds durably. Returns a ring to read entries from, and what keeps it from being
+    /// whole. Entries that are damaged, and those behind them, are missing at its end. The hard
+    /// state is [`HardState::default`] where no copy is whole.
+    ///
+    /// # Errors
+    /// An area of another shape.
+    pub fn salvage(
+        area: Area,
+        spec: RingSpec,
+        pool: Option<&Pool>,
+        held: (u64, u64),
+    ) -> Result<(Ring, Option<RingError>), RingError> {
+        let mut ring = Ring::empty(area, spec, pool)?;
+        let error = match ring.read_all() {
+            Ok(()) => return Ok((ring, None)),
+            Err(error @ (RingError::WrongShape { .. } | RingError::AreaTooSmall { .. })) => {
+                return Err(error);
+            }
+            Err(error) => error,
+        };
+        // A log that was being reset holds nothing: its entries are those that a checkpoint has
+        // replaced.
+        let follows = !ring.metas.is_empty() && ring.last_index() >= held.0;
+        if !ring.anchor.resetting && !follows {
+            ring.anchor = ring.anchor_at(held.0 + 1, held.1, false);
+            ring.forget_records();
+            // Where even the first one is damaged nothing is left, and `error` says so.
+            let _ = ring.read_records();
+        }
+        Ok((ring, Some(error)))
     }
 
     fn find(&mut self, held: (u64, u64)) -> Finding {
@@ -119,7 +156,8 @@ impl Ring {
                 held: held.0,
                 last,
             },
-            // The log's own beginning may be damaged, too: then nothing of it leads up to what would be kept.
+            // The log's own beginning may be damaged, too: then nothing of it leads up to what
+            // would be kept.
             _ if whole >= held.0 => Finding::Tail {
                 error,
                 from: whole + 1,
@@ -134,9 +172,10 @@ impl Ring {
         (self.tail, self.used) = (0, 0);
     }
 
-    /// Ends the log before `from`. The commit index goes first: a log that ends below it would be damaged anew.
+    /// Ends the log before `from`. The commit index goes first: a log that ends below it would be
+    /// damaged anew.
     fn give_up(&mut self, from: u64) {
-        self.mend();
+        self.restore_mirrors();
         let state = HardState {
             commit: self.hard_state.commit.min(from - 1),
             ..self.hard_state.clone()

@@ -1,6 +1,5 @@
-//! The ring: its shape, its refusals, and reading it. What changes it is in `write.rs` and `persist.rs`, opening
-//! it in `recover.rs`.
-//! //= cyclone §4.2
+//! The ring: its shape, its refusals, and reading it. What changes it is in `write.rs` and
+//! `persist.rs`, opening it in `recover.rs`. //= cyclone §4.2
 
 use std::collections::VecDeque;
 
@@ -34,8 +33,8 @@ pub struct NewEntry<'a> {
 /// What becomes durable together.
 #[derive(Clone, Debug, Default)]
 pub struct Batch<'a> {
-    /// Consecutive entries. The first may lie at or below the last index: then the suffix from there on is truncated
-    /// durably first.
+    /// Consecutive entries. The first may lie at or below the last index: then the suffix from
+    /// there on is truncated durably first.
     pub entries: &'a [NewEntry<'a>],
     /// The hard state, if it changed.
     pub hard_state: Option<HardState>,
@@ -46,7 +45,7 @@ pub struct Batch<'a> {
 #[must_use]
 pub struct Persisted {
     last: u64,
-    _only_the_ring: (),
+    _private: (),
 }
 
 impl Persisted {
@@ -75,7 +74,8 @@ pub enum RingError {
         /// The largest payload.
         limit: u64,
     },
-    /// The entries do not follow each other, or would leave a gap, or lie before the log's beginning.
+    /// The entries do not follow each other, or would leave a gap, or lie before the log's
+    /// beginning.
     #[error("entry {index} cannot follow {last} in a log that begins at {first}")]
     NotConsecutive {
         /// The entry's index.
@@ -122,7 +122,8 @@ pub enum RingError {
         /// The last index.
         last: u64,
     },
-    /// Something that was durable does not read back. The replica has lost memory and must not vote.
+    /// Something that was durable does not read back. The replica has lost memory and must not
+    /// vote.
     #[error("the log is corrupt at index {index}: {what}")]
     Corrupt {
         /// Where.
@@ -224,10 +225,7 @@ pub struct EntryView<'a> {
 impl Persisted {
     /// For `persist.rs` alone, after its last fence.
     pub(crate) fn after_fence(last: u64) -> Persisted {
-        Persisted {
-            last,
-            _only_the_ring: (),
-        }
+        Persisted { last, _private: () }
     }
 }
 
@@ -262,8 +260,8 @@ impl<'a> EntryView<'a> {
 }
 
 impl Ring {
-    /// Payload bytes appended since the start: those that stayed in the frames they were received in, and those copied
-    /// into records.
+    /// Payload bytes appended since the start: those that stayed in the frames they were received
+    /// in, and those copied into records.
     pub fn payload_bytes(&self) -> (u64, u64) {
         (self.kept_bytes, self.copied_bytes)
     }
@@ -278,7 +276,8 @@ impl Ring {
         frames.collect::<std::collections::BTreeSet<_>>().len()
     }
 
-    /// Formats an area. `hard_state` is where the replica starts from: term 0 and the first membership.
+    /// Formats an area. `hard_state` is where the replica starts from: term 0 and the first
+    /// membership.
     ///
     /// # Errors
     /// When the area is too small for the shape.

@@ -1,5 +1,6 @@
-//! Whose region this is. A region of another cluster or replica, a damaged one, and one whose bytes did not survive
-//! the machine's last reboot are refused: a replica must not vote with a memory it has lost.
+//! Whose region this is. A region of another cluster or replica, a damaged one, and one whose bytes
+//! did not survive the machine's last reboot are refused: a replica must not vote with a memory it
+//! has lost.
 
 use cyclone_pmem::{Area, Survives};
 use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock, SuperblockFault, VERSION};
@@ -19,7 +20,8 @@ pub struct Identity {
     pub survives: Survives,
     /// Bytes of the whole region.
     pub region_bytes: u64,
-    /// Bytes of each frame, for a region that is created; [`frame_bytes`] says what an existing one has.
+    /// Bytes of each frame, for a region that is created; [`frame_bytes`] says what an existing one
+    /// has.
     pub frame_bytes: u32,
 }
 
@@ -32,6 +34,9 @@ pub enum SuperblockError {
     /// Its first page is not what was written there.
     #[error("the region's header is damaged")]
     Damaged,
+    /// It never was a region.
+    #[error("this is not a log region: something else stands there")]
+    NotARegion,
     /// It has another version of the format.
     #[error("the region has format version {found}, this program knows {VERSION}")]
     VersionUnknown {
@@ -75,8 +80,8 @@ pub fn wipe(area: &mut Area) {
     area.persist(0, 8);
 }
 
-/// Formats a region for a new replica, whose rings have been created. The superblock's magic is written last: until
-/// then the region counts as never formatted, whatever stood there.
+/// Formats a region for a new replica, whose rings have been created. The superblock's magic is
+/// written last: until then the region counts as never formatted, whatever stood there.
 pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
     let block = Superblock {
         cluster: identity.cluster,
@@ -118,6 +123,7 @@ pub fn open(area: &Area, identity: &Identity) -> Result<u64, SuperblockError> {
             SuperblockFault::Blank => SuperblockError::NotFormatted,
             SuperblockFault::Version(found) => SuperblockError::VersionUnknown { found },
             SuperblockFault::Damaged => SuperblockError::Damaged,
+            SuperblockFault::Other => SuperblockError::NotARegion,
         })?;
     if block.cluster != identity.cluster {
         return Err(SuperblockError::WrongCluster {
@@ -137,8 +143,8 @@ pub fn open(area: &Area, identity: &Identity) -> Result<u64, SuperblockError> {
             bytes: block.region_bytes,
         });
     }
-    // The boot id is never renewed: where it matters, a region with another one is of no use, and writing here would
-    // put the only superblock at risk.
+    // The boot id is never renewed: where it matters, a region with another one is of no use, and
+    // writing here would put the only superblock at risk.
     if block.boot_id != identity.boot_id && identity.survives != Survives::PowerLoss {
         return Err(SuperblockError::Rebooted);
     }
@@ -200,6 +206,8 @@ mod tests {
         assert_eq!(open(&area, &powered), Ok(9));
         area.write(20, &[0xff]);
         assert_eq!(open(&area, &powered), Err(SuperblockError::Damaged));
+        area.write(0, b"SQLite format 3\0");
+        assert_eq!(open(&area, &powered), Err(SuperblockError::NotARegion));
     }
 
     fn open_image(image: &[u8], identity: &Identity) -> Result<u64, SuperblockError> {
@@ -208,8 +216,9 @@ mod tests {
         open(&area, identity)
     }
 
-    /// The machine stops while a region is formatted, a blank one or one that was another replica's: then it counts as
-    /// never formatted, or as what it was, or is ready, and never as damaged.
+    /// The machine stops while a region is formatted, a blank one or one that was another
+    /// replica's: then it counts as never formatted, or as what it was, or is ready, and never as
+    /// damaged.
     #[test]
     fn a_crash_while_formatting_is_recognised() {
         let other = Identity {
@@ -246,8 +255,8 @@ mod tests {
         }
     }
 
-    /// Persistent memory comes back after a reboot, and the power fails again while the replica starts: nothing may have
-    /// been written to the only superblock.
+    /// Persistent memory comes back after a reboot, and the power fails again while the replica
+    /// starts: nothing may have been written to the only superblock.
     #[test]
     fn opening_after_a_reboot_stores_nothing() {
         let (region, sim) = Region::simulated(4096).expect("memory");

@@ -1,9 +1,10 @@
-//! Changing the ring: records and slots, truncating, trimming, resetting, hard state; in which order they become durable
-//! says `persist.rs`. //= cyclone §4.2
+//! Changing the ring: records and slots, truncating, trimming, resetting, hard state; in which
+//! order they become durable says `persist.rs`. //= cyclone §4.2
 //!
-//! Anchor and hard state have two slots each. A new one goes to slot `seq % 2`; once it is durable there, a copy goes
-//! over the old one in the other slot, flushed but not waited for. So one slot is whole and newest at any moment, and
-//! when one of them rots later, what was acknowledged still stands in the other.
+//! Anchor and hard state have two slots each. A new one goes to slot `seq % 2`; once it is durable
+//! there, a copy goes over the old one in the other slot, flushed but not waited for. So one slot
+//! is whole and newest at any moment, and when one of them rots later, what was acknowledged still
+//! stands in the other.
 
 use std::ops::Range;
 
@@ -16,16 +17,17 @@ use cyclone_wire::ring::{
 
 use crate::ring::{Meta, NewEntry, Part, Ring, RingError};
 
-/// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
-/// segment table.
+/// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is
+/// all inline has no segment table.
 const MAX_PIECES: usize = 4096;
 
-/// Payloads that fill less of their frames than this share are copied out of them: entries of a few bytes each would take all frames, and
-/// have the store flush for want of them, while the ring is almost empty.
+/// Payloads that fill less of their frames than this share are copied out of them: entries of a few
+/// bytes each would take all frames, and have the store flush for want of them, while the ring is
+/// almost empty.
 const FRAMES_FILLED: u64 = 8;
 
 /// Where a ring ended at some moment.
-pub(crate) struct Mark {
+pub(crate) struct Savepoint {
     entries: usize,
     tail: u64,
     used: u64,
@@ -78,8 +80,8 @@ impl Ring {
     }
 
     /// Where the ring ends.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark {
+    pub(crate) fn mark(&self) -> Savepoint {
+        Savepoint {
             entries: self.metas.len(),
             tail: self.tail,
             used: self.used,
@@ -87,7 +89,7 @@ impl Ring {
     }
 
     /// Forgets the records written since. No slot points at them, so that is enough.
-    pub(crate) fn forget(&mut self, since: Mark) {
+    pub(crate) fn rollback_to(&mut self, since: Savepoint) {
         self.metas.truncate(since.entries);
         (self.tail, self.used) = (since.tail, since.used);
     }
@@ -179,7 +181,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Which pieces stay in their frames; none at all, so no table, where copying takes no more room than the table.
+    /// Which pieces stay in their frames; none at all, so no table, where copying takes no more
+    /// room than the table.
     fn pieces(&self, payload: &Payload) -> Vec<Piece> {
         let stays = |part: &Segment| match (part, &self.pool) {
             (Segment::Frame(frame), Some(pool)) => {
@@ -208,7 +211,8 @@ impl Ring {
                 },
             })
             .collect();
-        // Keeps every record within header and payload length, which `fits` and `max_payload` count on.
+        // Keeps every record within header and payload length, which `fits` and `max_payload` count
+        // on.
         if table as u64 + inline_bytes(&pieces) < payload.len() as u64 {
             pieces
         } else {
@@ -216,7 +220,8 @@ impl Ring {
         }
     }
 
-    /// Whether a payload may keep the frames that these parts of it lie in; `false` if there are none.
+    /// Whether a payload may keep the frames that these parts of it lie in; `false` if there are
+    /// none.
     fn fills_frames<'p>(
         &self,
         payload: &Payload,
@@ -277,8 +282,8 @@ impl Ring {
         self.area.fence();
     }
 
-    /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is nulled first, so that a
-    /// crash in between leaves a log that ends there.
+    /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is
+    /// nulled first, so that a crash in between leaves a log that ends there.
     pub(crate) fn truncate(&mut self, from: u64) {
         let count = self.last_index() + 1 - from;
         if planted::has(Bug::SuffixNotNulled) {
@@ -302,7 +307,8 @@ impl Ring {
         self.tail = self.metas.back().map_or(0, |meta| meta.offset + meta.bytes);
     }
 
-    /// Forgets every entry up to and including `through`. The new head is durable before their space is used again.
+    /// Forgets every entry up to and including `through`. The new head is durable before their
+    /// space is used again.
     ///
     /// # Errors
     /// [`RingError::TrimBeyondEnd`].
@@ -334,9 +340,11 @@ impl Ring {
         Ok(())
     }
 
-    /// Empties the log; the next entry is `index + 1`. For a state that came by another way than the log.
+    /// Empties the log; the next entry is `index + 1`. For a state that came by another way than
+    /// the log.
     pub fn reset(&mut self, index: u64, term: u64) {
-        // While `resetting` stands, recovery finishes the job; the slots' old content counts for nothing.
+        // While `resetting` stands, recovery finishes the job; the slots' old content counts for
+        // nothing.
         self.write_anchor(self.anchor_at(index + 1, term, true));
         self.finish_reset();
     }

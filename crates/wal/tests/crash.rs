@@ -1,5 +1,5 @@
-//! Every operation, crashed at every store, flush and fence. Where the ways a crash can end are few, all are tried;
-//! else a sample, whose seed `CYCLONE_SEED` replaces.
+//! Every operation, crashed at every store, flush and fence. Where the ways a crash can end are
+//! few, all are tried; else a sample, whose seed `CYCLONE_SEED` replaces.
 
 mod support;
 
@@ -129,7 +129,8 @@ fn some_log() -> Vec<Op> {
     vec![Op::Persist(1, batch(1, &entries), Some(hard(2, 2)))]
 }
 
-/// The machine stops while a group of inline entries is appended: a prefix of the group may be there, whole.
+/// The machine stops while a group of inline entries is appended: a prefix of the group may be
+/// there, whole.
 #[test]
 fn append_inline() {
     enumerate(
@@ -141,7 +142,8 @@ fn append_inline() {
     );
 }
 
-/// The same with payloads that stay in frames: a slot must not be durable before the frame's bytes are.
+/// The same with payloads that stay in frames: a slot must not be durable before the frame's bytes
+/// are.
 #[test]
 fn append_extents() {
     enumerate(
@@ -150,7 +152,8 @@ fn append_extents() {
     );
 }
 
-/// A new leader's entries replace a suffix: the old suffix may be there whole or not at all, never behind new entries.
+/// A new leader's entries replace a suffix: the old suffix may be there whole or not at all, never
+/// behind new entries.
 #[test]
 fn truncate_and_append() {
     enumerate(&some_log(), &[append(3, &[(3, Body::Heap, 30)])]);
@@ -171,7 +174,8 @@ fn truncate_and_append() {
     );
 }
 
-/// Entries are trimmed, their space and frames are used again, and the machine stops: what was trimmed stays away.
+/// Entries are trimmed, their space and frames are used again, and the machine stops: what was
+/// trimmed stays away.
 #[test]
 fn trim_and_reuse() {
     enumerate(&some_log(), &[Op::Trim(1)]);
@@ -188,7 +192,8 @@ fn trim_and_reuse() {
     );
 }
 
-/// A checkpoint replaces the log: all old entries are there or none, and none comes back behind new ones.
+/// A checkpoint replaces the log: all old entries are there or none, and none comes back behind new
+/// ones.
 #[test]
 fn reset_and_append() {
     enumerate(&some_log(), &[Op::Reset(9, 3)]);
@@ -206,14 +211,16 @@ fn reset_and_append() {
     );
 }
 
-/// The machine stops while votes are stored: the old hard state or the new, whole, and never an older one.
+/// The machine stops while votes are stored: the old hard state or the new, whole, and never an
+/// older one.
 #[test]
 fn hard_state() {
     let vote = |term| Op::Persist(0, Vec::new(), Some(hard(term, 2)));
     enumerate(&some_log(), &[vote(3), vote(4), vote(5)]);
 }
 
-/// Entries and the commit index that covers them in one batch: the index must not be durable before them.
+/// Entries and the commit index that covers them in one batch: the index must not be durable before
+/// them.
 #[test]
 fn entries_with_their_commit() {
     let entries = batch(5, &[(3, Body::Heap, 20), (3, Body::Frame, 64)]);
@@ -303,8 +310,9 @@ fn recovery_itself() {
     }
 }
 
-/// The process is killed between storing slots, anchor or hard state and flushing them. The new process reads them from
-/// the caches and tells others; then the power fails. What recovery has shown must be durable.
+/// The process is killed between storing slots, anchor or hard state and flushing them. The new
+/// process reads them from the caches and tells others; then the power fails. What recovery has
+/// shown must be durable.
 #[test]
 fn killed_process_then_power_loss() {
     let mut killed = Bed::create();
@@ -338,8 +346,8 @@ fn rotten(image: &[u8], at: usize, bit: u8) -> Vec<u8> {
     image
 }
 
-/// Any bit of a live slot, record or frame turns: the log says so and does not shorten itself, even where the commit
-/// index would allow it.
+/// Any bit of a live slot, record or frame turns: the log says so and does not shorten itself, even
+/// where the commit index would allow it.
 #[test]
 fn rot_is_told() {
     let mut bed = Bed::create();
@@ -350,7 +358,8 @@ fn rot_is_told() {
     let mut places: Vec<usize> = (1..=4)
         .flat_map(|index| 12288 + index * 8..12288 + index * 8 + 8)
         .collect();
-    // Headers, tables and inline bytes; records begin at multiples of 64 and take 74, 80, 64, 64 + 48 + 28.
+    // Headers, tables and inline bytes; records begin at multiples of 64 and take 74, 80, 64, 64 +
+    // 48 + 28.
     for (from, len) in [(0, 74), (128, 80), (256, 64), (320, 64 + 48 + 28)] {
         places.extend(RECORDS_AT as usize + from..RECORDS_AT as usize + from + len);
     }
@@ -374,8 +383,9 @@ fn rot_is_told() {
     }
 }
 
-/// A bit of the newest hard state or anchor turns. A replica that fell back to the one before would forget a vote, or
-/// take up a reset again that was finished: the copy in the other slot must be as new.
+/// A bit of the newest hard state or anchor turns. A replica that fell back to the one before would
+/// forget a vote, or take up a reset again that was finished: the copy in the other slot must be as
+/// new.
 #[test]
 fn rot_in_one_copy_changes_nothing() {
     let mut bed = Bed::create();
@@ -397,10 +407,10 @@ fn rot_in_one_copy_changes_nothing() {
                 .unwrap_or_else(|error| panic!("byte {at}: {error}"));
             assert_eq!(opened.state(), bed.state(), "byte {at} bit {bit}");
             // Mended: now the other copy may go, at any point of the next change.
-            let mended = opened.durable();
+            let repaired = opened.durable();
             let other = if at < 4096 { at ^ 64 } else { at ^ 12288 };
             assert_eq!(
-                Bed::open(&rotten(&mended, other, bit))
+                Bed::open(&rotten(&repaired, other, bit))
                     .expect("mended")
                     .state(),
                 bed.state()
@@ -416,8 +426,8 @@ fn rot_in_one_copy_changes_nothing() {
     }
 }
 
-/// One copy has rotted, was mended at the restart, and the next change stops half-way: the change must have gone to the
-/// other slot than the last whole copy's.
+/// One copy has rotted, was mended at the restart, and the next change stops half-way: the change
+/// must have gone to the other slot than the last whole copy's.
 #[test]
 fn a_change_after_rot_spares_the_newest_copy() {
     let mut bed = Bed::create();
@@ -448,8 +458,8 @@ fn a_change_after_rot_spares_the_newest_copy() {
     }
 }
 
-/// The last slots are gone although the hard state says that they were committed: the log is corrupt, stays so at the next
-/// try, and nothing in it has been touched meanwhile.
+/// The last slots are gone although the hard state says that they were committed: the log is
+/// corrupt, stays so at the next try, and nothing in it has been touched meanwhile.
 #[test]
 fn a_log_that_ends_below_its_commit() {
     let mut bed = Bed::create();
@@ -469,8 +479,8 @@ fn a_log_that_ends_below_its_commit() {
     }
 }
 
-/// Somebody changes the number of slots and starts again: read with another shape, records would count as slots and be
-/// wiped.
+/// Somebody changes the number of slots and starts again: read with another shape, records would
+/// count as slots and be wiped.
 #[test]
 fn another_shape_is_refused_untouched() {
     let mut bed = Bed::create();

@@ -1,6 +1,6 @@
-//! Both levels and a store, cut at every store, flush and fence of memory and with every fate of the flash pages that
-//! are under way: what was acknowledged is there. And the only level, whose memory is lost with every crash.
-//! `CYCLONE_SEED` replaces the seeds.
+//! Both levels and a store, cut at every store, flush and fence of memory and with every fate of
+//! the flash pages that are under way: what was acknowledged is there. And the only level, whose
+//! memory is lost with every crash. `CYCLONE_SEED` replaces the seeds.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -75,7 +75,8 @@ fn run(levels: &mut Levels, truth: &mut Truth, op: Op) {
     }
 }
 
-/// Recovers from what a crash left, and checks that every acknowledged entry that the store lacks can be had.
+/// Recovers from what a crash left, and checks that every acknowledged entry that the store lacks
+/// can be had.
 fn recover(image: &[u8], disk: &cyclone_wal::flash::SimDisk, truth: Truth, context: &str) {
     let (region, sim, ring) = open_ring(image).unwrap_or_else(|error| panic!("{error}: {context}"));
     let mut flash =
@@ -169,9 +170,10 @@ fn any_cut_leaves_every_acknowledged_entry() {
             while step < ops.len() && !levels.sim.has_crashed() {
                 run(&mut levels, &mut truth, ops[step]);
                 step += 1;
-                // A cut between memory's events is one at every step of flash, too: those are tried at the next event.
+                // A cut between memory's events is one at every step of flash, too: those are tried
+                // at the next event.
             }
-            let pages = levels.disk.pages_at_stake();
+            let pages = levels.disk.in_flight_pages();
             for fate in fates(pages, &mut dice) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let image = match dice.roll(3) {
@@ -191,7 +193,7 @@ fn any_cut_leaves_every_acknowledged_entry() {
         for (step, op) in ops.iter().enumerate() {
             run(&mut levels, &mut truth, *op);
             let image = levels.sim.image(|_| 0);
-            for fate in fates(levels.disk.pages_at_stake(), &mut dice) {
+            for fate in fates(levels.disk.in_flight_pages(), &mut dice) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let context = format!("seed {seed}, after step {step}, fate {fate:?}, {truth:?}");
                 recover(&image, &disk, truth, &context);
@@ -232,7 +234,8 @@ fn a_crash_between_the_resets_is_mended() {
     );
 }
 
-/// A checkpoint is installed where the area is full: it is what makes room, also when the machine stops on the way.
+/// A checkpoint is installed where the area is full: it is what makes room, also when the machine
+/// stops on the way.
 #[test]
 fn a_log_that_begins_anew_makes_room_in_a_full_area() {
     for mode in [FlashMode::Second, FlashMode::Only] {
@@ -327,8 +330,8 @@ fn fresh_ring() -> (Region, cyclone_pmem::Area) {
     (region, area)
 }
 
-/// Appends, truncations and hard states in random order, crashes that take the memory with them: what was reported
-/// durable is there, and nothing is there that never was.
+/// Appends, truncations and hard states in random order, crashes that take the memory with them:
+/// what was reported durable is there, and nothing is there that never was.
 #[test]
 fn the_only_level_survives_the_loss_of_memory() {
     for round in 0..15 {
@@ -346,7 +349,8 @@ fn only_level(seed: u64) {
         entries: Vec::new(),
         hard: first_hard_state(),
     }];
-    // The state that is known to be durable, and what waits: state, last index, change of the hard state, position.
+    // The state that is known to be durable, and what waits: state, last index, change of the hard
+    // state, position.
     let mut durable = 0;
     let mut waiting: Vec<(usize, u64, u64, Option<u64>)> = Vec::new();
     let mut applied = 0;
@@ -531,8 +535,8 @@ fn recovered(levels: &mut Levels, applied: u64, states: &[State], context: &str)
     }
 }
 
-/// The log is trimmed as far as it goes, wherever a hard state or an entry lies across a segment's beginning, and the power
-/// fails: a hard state is there.
+/// The log is trimmed as far as it goes, wherever a hard state or an entry lies across a segment's
+/// beginning, and the power fails: a hard state is there.
 #[test]
 fn as_the_only_level_trimming_leaves_a_hard_state() {
     for round in 0..15 {
@@ -558,7 +562,7 @@ fn as_the_only_level_trimming_leaves_a_hard_state() {
             let through = levels.flash.durable_index().min(last - 1);
             levels.ring.trim(through).expect("within the log");
             let durable = levels.flash.durable_index();
-            for fate in fates(levels.disk.pages_at_stake(), &mut dice) {
+            for fate in fates(levels.disk.in_flight_pages(), &mut dice) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let context = format!("seed {seed}, step {step}, fate {fate:?}");
                 let flash = open_flash(&disk, FlashMode::Only)

@@ -223,7 +223,8 @@ fn a_log_on_a_file_survives_its_process() {
     }
 }
 
-/// Space is still being prepared while a new area's superblock is written: one must not be taken for the other.
+/// Space is still being prepared while a new area's superblock is written: one must not be taken
+/// for the other.
 #[test]
 fn growth_goes_on_behind_a_new_area() {
     for (name, open) in devices() {
@@ -274,8 +275,8 @@ fn an_area_that_is_looked_at_does_not_change() {
     assert!(!nowhere.0.exists());
 }
 
-/// What the store fills the disk with later is not the log's space: a new area has all of it, and one that was made
-/// without gets it.
+/// What the store fills the disk with later is not the log's space: a new area has all of it, and
+/// one that was made without gets it.
 #[test]
 fn an_area_has_its_space_from_the_beginning() {
     for (name, open) in devices() {

@@ -126,7 +126,8 @@ fn a_log_that_waits_for_growth_says_what_keeps_it() {
     }
 }
 
-/// Only a new area is refused where there is no room for it: one that is there has what a replica knows.
+/// Only a new area is refused where there is no room for it: one that is there has what a replica
+/// knows.
 #[test]
 fn an_area_without_room_is_refused_only_when_it_is_new() {
     let spec = spec(FlashMode::Second);

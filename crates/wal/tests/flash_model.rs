@@ -1,5 +1,5 @@
-//! The second level against a model: entries, trimming, reading back, crashes, and every fault of the simulated disk.
-//! `CYCLONE_SEED` replaces the seeds.
+//! The second level against a model: entries, trimming, reading back, crashes, and every fault of
+//! the simulated disk. `CYCLONE_SEED` replaces the seeds.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -163,7 +163,8 @@ fn fill(levels: &mut Levels, from: u64, to: u64, len: usize) {
     levels.settle(to);
 }
 
-/// The budget is used up: the log says so, keeps what it has, and goes on when something is trimmed.
+/// The budget is used up: the log says so, keeps what it has, and goes on when something is
+/// trimmed.
 #[test]
 fn a_full_budget_is_told_and_mended_by_trimming() {
     let mut levels = Levels::new(FlashMode::Second, 1);
@@ -284,7 +285,8 @@ fn failed_writes_are_repeated() {
     }
 }
 
-/// A write that the disk acknowledged and lost, or put elsewhere: the log notices, where it reads and when it opens.
+/// A write that the disk acknowledged and lost, or put elsewhere: the log notices, where it reads
+/// and when it opens.
 #[test]
 fn lost_and_misdirected_writes_are_noticed() {
     for misdirect in [false, true] {
@@ -312,8 +314,9 @@ fn lost_and_misdirected_writes_are_noticed() {
     }
 }
 
-/// Any page of the log rots, but for the last ones, which nobody can vouch for: the log refuses to open rather than to
-/// forget entries. And a page that the device cannot read is an error, not an end.
+/// Any page of the log rots, but for the last ones, which nobody can vouch for: the log refuses to
+/// open rather than to forget entries. And a page that the device cannot read is an error, not an
+/// end.
 #[test]
 fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     let mut levels = Levels::new(FlashMode::Second, 6);
@@ -352,7 +355,8 @@ fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     );
 }
 
-/// A page goes bad while the log is open: only entries that lie in it cannot be had, whatever is read along with them.
+/// A page goes bad while the log is open: only entries that lie in it cannot be had, whatever is
+/// read along with them.
 #[test]
 fn a_bad_page_costs_only_the_entries_in_it() {
     let mut levels = Levels::new(FlashMode::Second, 11);
@@ -426,7 +430,8 @@ fn foreign_areas_are_refused() {
     assert_eq!(open(&|_| {}, FlashMode::Second), Ok(()));
     levels.disk.rot(1, 100);
     assert_eq!(open(&|_| {}, FlashMode::Second), Err(FlashError::Damaged));
-    // The first copy is written last. While it is blank, a torn other one is an area that was not made to its end.
+    // The first copy is written last. While it is blank, a torn other one is an area that was not
+    // made to its end.
     let zeros = Buffers::new(1, 4096).take().expect("one buffer");
     let mut device = levels.disk.device();
     let blank = Request {

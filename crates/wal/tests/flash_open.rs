@@ -1,5 +1,5 @@
-//! What opening and reading back ask of the device: each page once, wherever the log begins and ends, and more than one
-//! read at a time.
+//! What opening and reading back ask of the device: each page once, wherever the log begins and
+//! ends, and more than one read at a time.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -92,8 +92,8 @@ fn open(disk: &SimDisk) -> (FlashLog, Asked) {
     (opened.expect("it opens").0, asked)
 }
 
-/// Entries of up to several segments, so that every kind of page boundary, the area's end among them, comes to lie within
-/// one; the log is opened after each of them.
+/// Entries of up to several segments, so that every kind of page boundary, the area's end among
+/// them, comes to lie within one; the log is opened after each of them.
 #[test]
 fn opening_reads_each_page_once_wherever_an_entry_lies() {
     let seed = seed(31);

@@ -1,5 +1,5 @@
-//! Memory made anew from flash, where more is put back than a ring takes by itself: while the log lived, what was received
-//! lay in frames.
+//! Memory made anew from flash, where more is put back than a ring takes by itself: while the log
+//! lived, what was received lay in frames.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -41,8 +41,8 @@ fn received(pool: &Pool, bytes: &[u8]) -> Payload {
     payload
 }
 
-/// Entries of these lengths, those from half a kilobyte on in frames, durable on flash and none of them known to be
-/// committed.
+/// Entries of these lengths, those from half a kilobyte on in frames, durable on flash and none of
+/// them known to be committed.
 fn lived(lens: &[usize]) -> Levels {
     let (region, sim, pool) = region(FRAMES);
     let area = region.take(0, RING_BYTES).expect("first taker");
@@ -89,8 +89,8 @@ fn check(ring: &Ring, lens: &[usize]) {
     }
 }
 
-/// Makes memory with so many frames anew; answers how many of them the log took. All come back with its entries, and what
-/// is in memory is durable there, too.
+/// Makes memory with so many frames anew; answers how many of them the log took. All come back with
+/// its entries, and what is in memory is durable there, too.
 fn frames_taken(levels: &mut Levels, frames: u64, lens: &[usize]) -> u32 {
     let (region, sim, pool) = region(frames);
     let area = region.take(0, RING_BYTES).expect("first taker");

@@ -1,5 +1,6 @@
-//! The power fails, and fails again before the next life has written much: what the first crash has left is not to be
-//! destroyed by what the second one cuts short. `CYCLONE_SEED` replaces the seeds.
+//! The power fails, and fails again before the next life has written much: what the first crash has
+//! left is not to be destroyed by what the second one cuts short. `CYCLONE_SEED` replaces the
+//! seeds.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -7,7 +8,8 @@ mod levels;
 use cyclone_wal::flash::{FlashLog, FlashMode, SimDisk};
 use levels::{Dice, Levels, WHO, open_flash, open_ring, seed, spec};
 
-/// What becomes of pages under way: most are whole, torn or missing alike, so that writes overtake each other.
+/// What becomes of pages under way: most are whole, torn or missing alike, so that writes overtake
+/// each other.
 fn fate(pages: usize, dice: &mut Dice) -> Vec<u8> {
     (0..pages).map(|_| dice.roll(3) as u8).collect()
 }
@@ -22,7 +24,8 @@ fn go_on(levels: &mut Levels, last: &mut u64, dice: &mut Dice) {
     levels.ring.trim(durable).expect("within the log");
 }
 
-/// The second life, which the power ends at every step of it: the third one opens, with all that was durable.
+/// The second life, which the power ends at every step of it: the third one opens, with all that
+/// was durable.
 fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str) -> u64 {
     let mut last = levels.ring.last_index();
     let mut opened = 0;
@@ -33,7 +36,7 @@ fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str)
     for step in 0..25 {
         go_on(&mut levels, &mut last, dice);
         for _ in 0..4 {
-            let fate = fate(levels.disk.pages_at_stake(), dice);
+            let fate = fate(levels.disk.in_flight_pages(), dice);
             let disk = levels.disk.crashed_copy(|page| fate[page]);
             let context = format!("{context}; step {step} of the second life, fate {fate:?}");
             let third = open_flash(&disk, FlashMode::Second)
@@ -47,8 +50,8 @@ fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str)
     opened
 }
 
-/// The log is almost full when it is trimmed, and the page that tells so overtakes one that is cut short: it tells
-/// where the log begins, and lies where the next life writes first.
+/// The log is almost full when it is trimmed, and the page that tells so overtakes one that is cut
+/// short: it tells where the log begins, and lies where the next life writes first.
 #[test]
 fn a_second_crash_leaves_a_log_whose_beginning_was_told_behind_its_end() {
     let mut opened = 0;
@@ -65,7 +68,7 @@ fn a_second_crash_leaves_a_log_whose_beginning_was_told_behind_its_end() {
                 levels.flash.trim(trimmed);
             }
             for _ in 0..6 {
-                let fate = fate(levels.disk.pages_at_stake(), &mut dice);
+                let fate = fate(levels.disk.in_flight_pages(), &mut dice);
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let context = format!("seed {seed}, step {step}, fate {fate:?}");
                 let (flash, found) = open(&disk, &context);

@@ -1,4 +1,5 @@
-//! The ring against a vector, with reopening; and its limits: the ends of the area, full, too large, refusals.
+//! The ring against a vector, with reopening; and its limits: the ends of the area, full, too
+//! large, refusals.
 
 mod support;
 
@@ -12,7 +13,8 @@ use support::{
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// So many entries below the end, new entries, and whether a hard state that commits them goes along.
+    /// So many entries below the end, new entries, and whether a hard state that commits them goes
+    /// along.
     Persist {
         back: u64,
         term_up: u64,
@@ -138,7 +140,8 @@ fn heap(index: u64, len: usize) -> Op {
     Op::Persist(index, vec![entry(index, 1, Body::Heap, len)], None)
 }
 
-/// Thousands of entries of ever other sizes through 16 slots and 4 KiB, reopened at every place of the wrap.
+/// Thousands of entries of ever other sizes through 16 slots and 4 KiB, reopened at every place of
+/// the wrap.
 #[test]
 fn round_and_round() {
     let mut bed = Bed::create();
@@ -159,8 +162,8 @@ fn round_and_round() {
     }
 }
 
-/// The record that begins behind the wrap leaves a gap before it. After a restart the gap must count as used again, or
-/// `fits` would promise room that is not in one piece.
+/// The record that begins behind the wrap leaves a gap before it. After a restart the gap must
+/// count as used again, or `fits` would promise room that is not in one piece.
 #[test]
 fn the_gap_at_the_wrap_counts_after_a_restart() {
     let mut bed = Bed::create();
@@ -261,8 +264,8 @@ fn append(bed: &mut Bed, index: u64, payload: &Payload) {
         .expect("fits");
 }
 
-/// A payload of many slivers and one frame: a table of all of them would take far more room than the bytes, beyond what
-/// the size limit promises.
+/// A payload of many slivers and one frame: a table of all of them would take far more room than
+/// the bytes, beyond what the size limit promises.
 #[test]
 fn slivers_do_not_blow_records_up() {
     let mut bed = Bed::create();
@@ -280,8 +283,8 @@ fn slivers_do_not_blow_records_up() {
     assert_eq!(again.state().entries[0].1, payload.to_vec());
 }
 
-/// An entry of a few bytes does not take a whole frame: frames would be gone while the ring is empty. A payload that fills an eighth of its
-/// frame stays in it.
+/// An entry of a few bytes does not take a whole frame: frames would be gone while the ring is
+/// empty. A payload that fills an eighth of its frame stays in it.
 #[test]
 fn small_payloads_give_their_frames_back() {
     let mut bed = Bed::create();
@@ -317,7 +320,8 @@ fn frames_of_another_pool_are_copied() {
     );
 }
 
-/// Who overwrites a suffix may count on the room that its records take, and on no more: what lies in frames gives the ring nothing back.
+/// Who overwrites a suffix may count on the room that its records take, and on no more: what lies
+/// in frames gives the ring nothing back.
 #[test]
 fn a_suffix_gives_back_what_its_records_take() {
     let mut bed = Bed::create();

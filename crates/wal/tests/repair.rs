@@ -1,10 +1,11 @@
-//! Mending damaged rings: every single damaged byte, with every index that the store may hold. What is offered without
-//! loss keeps every entry above that index, the hard state, and the end; nothing is changed by looking.
+//! Mending damaged rings: every single damaged byte, with every index that the store may hold. What
+//! is offered without loss keeps every entry above that index, the hard state, and the end; nothing
+//! is changed by looking.
 
 mod support;
 
 use cyclone_pmem::{Area, Payload, Pool, Region};
-use cyclone_wal::{Batch, Finding, HardState, NewEntry, Ring};
+use cyclone_wal::{Batch, Finding, HardState, NewEntry, Ring, RingError};
 
 use support::{FRAME_BYTES, FRAMES, RECORDS_AT, REGION_BYTES, RING_BYTES, SPEC, hard};
 
@@ -114,8 +115,8 @@ fn every_damaged_byte_with_everything_the_store_may_hold() {
                 area.bytes(0, RING_BYTES) == damaged,
                 "{what}: looking has changed it"
             );
-            let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, false);
-            match (finding, mended) {
+            let repaired = Ring::repair_damage(area, SPEC, Some(&pool), told, false);
+            match (finding, repaired) {
                 (Finding::Sound { first, last }, Ok(ring)) => {
                     assert_eq!((first, last), (TRIMMED + 1, ENTRIES), "{what}");
                     check(&ring, first, last, ENTRIES, &what);
@@ -134,17 +135,17 @@ fn every_damaged_byte_with_everything_the_store_may_hold() {
                     );
                     // A refusal leaves it as it was; told to, it gives up exactly what was said.
                     let (area, pool) = placed(&damaged);
-                    let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, true);
-                    let ring = mended.unwrap();
+                    let repaired = Ring::repair_damage(area, SPEC, Some(&pool), told, true);
+                    let ring = repaired.unwrap();
                     check(&ring, TRIMMED + 1, from - 1, from - 1, &what);
                 }
                 (Finding::Hopeless { .. }, Err(_)) => {
                     hopeless += 1;
                     let (area, pool) = placed(&damaged);
-                    let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, true);
-                    assert!(mended.is_err(), "{what}");
+                    let repaired = Ring::repair_damage(area, SPEC, Some(&pool), told, true);
+                    assert!(repaired.is_err(), "{what}");
                 }
-                (finding, mended) => panic!("{what}: {finding:?}, {:?}", mended.err()),
+                (finding, repaired) => panic!("{what}: {finding:?}, {:?}", repaired.err()),
             }
         }
     }
@@ -154,7 +155,8 @@ fn every_damaged_byte_with_everything_the_store_may_hold() {
     );
 }
 
-/// Both copies of the hard state, or of the anchor, gone: term and vote or the log's beginning are forgotten. No mending.
+/// Both copies of the hard state, or of the anchor, gone: term and vote or the log's beginning are
+/// forgotten. No mending.
 #[test]
 fn a_forgotten_vote_is_never_mended() {
     let image = image();
@@ -164,8 +166,8 @@ fn a_forgotten_vote_is_never_mended() {
         for accept_loss in [false, true] {
             let (area, pool) = placed(&damaged);
             let held = (ENTRIES, term(ENTRIES));
-            let mended = Ring::mend_damage(area, SPEC, Some(&pool), held, accept_loss);
-            assert!(mended.is_err(), "{range:?}");
+            let repaired = Ring::repair_damage(area, SPEC, Some(&pool), held, accept_loss);
+            assert!(repaired.is_err(), "{range:?}");
         }
     }
 }
@@ -180,8 +182,9 @@ fn damaged(slot: usize, index: u64) -> Vec<u8> {
     image
 }
 
-/// The power fails at every moment while a ring is mended in which one copy of anchor or hard state is damaged, too: the
-/// other one is not written over before there are two, so the ring can be mended once more.
+/// The power fails at every moment while a ring is mended in which one copy of anchor or hard state
+/// is damaged, too: the other one is not written over before there are two, so the ring can be
+/// mended once more.
 #[test]
 fn mending_that_is_cut_off_leaves_a_ring_that_can_be_mended() {
     let held = (TRIMMED + 4, term(TRIMMED + 4));
@@ -198,8 +201,8 @@ fn mending_that_is_cut_off_leaves_a_ring_that_can_be_mended() {
                 let pool = pool(&region);
                 let area = region.take(0, RING_BYTES).expect("the ring's part is free");
                 sim.crash_after(sim.events() + point);
-                let mended = Ring::mend_damage(area, SPEC, Some(&pool), held, true);
-                drop(mended.expect("what is damaged can be mended"));
+                let repaired = Ring::repair_damage(area, SPEC, Some(&pool), held, true);
+                drop(repaired.expect("what is damaged can be mended"));
                 done |= !sim.has_crashed();
                 for seed in 0..20 {
                     let what = format!("slot {slot}, entry {index}, point {point}, seed {seed}");
@@ -208,7 +211,7 @@ fn mending_that_is_cut_off_leaves_a_ring_that_can_be_mended() {
                         .unwrap_or_else(|error| panic!("{error}: {what}"));
                     let hopeless = matches!(finding, Finding::Hopeless { .. });
                     assert!(!hopeless, "{finding:?}: {what}");
-                    let ring = Ring::mend_damage(area, SPEC, Some(&pool), held, true)
+                    let ring = Ring::repair_damage(area, SPEC, Some(&pool), held, true)
                         .unwrap_or_else(|error| panic!("{error}: {what}"));
                     let (first, last) = match index {
                         ENTRIES => (TRIMMED + 1, ENTRIES - 1),
@@ -224,4 +227,57 @@ fn mending_that_is_cut_off_leaves_a_ring_that_can_be_mended() {
         }
     }
     assert!(cuts > 1000, "{cuts}");
+}
+
+/// For a replica whose cluster is lost: everything before the damage can be read, and nothing is
+/// changed.
+#[test]
+fn every_entry_before_a_damaged_one_is_salvaged() {
+    let image = image();
+    let (mut whole, mut cut, mut skipped) = (0, 0, 0);
+    for at in 0..RING_BYTES as usize {
+        if image[at] == 0 && at % 64 != 0 {
+            continue;
+        }
+        let mut damaged = image.clone();
+        damaged[at] ^= 0x40;
+        for held in TRIMMED..=ENTRIES {
+            let what = format!("byte {at}, held {held}");
+            let (area, pool) = placed(&damaged);
+            let told = (held, term(held));
+            let (ring, error) = Ring::salvage(area, SPEC, Some(&pool), told).unwrap();
+            let mut reached = held;
+            while let Some(entry) = ring.entry(reached + 1) {
+                reached += 1;
+                let bytes: Vec<u8> = entry.segments().flatten().copied().collect();
+                assert!(bytes == payload(reached), "{what}: entry {reached}");
+                assert_eq!(entry.term, term(reached), "{what}");
+            }
+            let wanted = match error {
+                Some(RingError::Corrupt { index, .. }) if index > held => {
+                    cut += 1;
+                    index - 1
+                }
+                Some(_) => {
+                    skipped += 1;
+                    ENTRIES
+                }
+                None => {
+                    whole += 1;
+                    ENTRIES
+                }
+            };
+            assert_eq!(reached, wanted, "{what}: {error:?}");
+            assert_eq!(ring.hard_state(), &state(), "{what}");
+            let area = ring.into_area();
+            assert!(
+                area.bytes(0, RING_BYTES) == damaged,
+                "{what}: it was changed"
+            );
+        }
+    }
+    assert!(
+        whole > 100 && cut > 100 && skipped > 100,
+        "{whole} {cut} {skipped}"
+    );
 }

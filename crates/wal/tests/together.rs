@@ -1,10 +1,12 @@
-//! Batches of two rings that become durable by the same fences: each must come through a crash at any point as if it had
-//! been persisted alone.
+//! Batches of two rings that become durable by the same fences: each must come through a crash at
+//! any point as if it had been persisted alone.
 
 mod support;
 
 use cyclone_pmem::{CrashSim, Payload, Region};
-use cyclone_wal::{Batch, NewEntry, Persisted, Ring, RingError, RingSpec, Written, persist_all};
+use cyclone_wal::{
+    Batch, NewEntry, PendingBatch, Persisted, Ring, RingError, RingSpec, persist_all,
+};
 use support::{Body, Entry, Op, RING_BYTES, SPEC, State, entry, hard, seed};
 
 const AREA_BYTES: u64 = RING_BYTES.next_multiple_of(64);
@@ -54,7 +56,7 @@ fn state(ring: &Ring) -> State {
     }
 }
 
-fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<(&'r mut Ring, Written), RingError> {
+fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<(&'r mut Ring, PendingBatch), RingError> {
     let Op::Persist(from, entries, hard_state) = op else {
         panic!("nothing else is done together");
     };
@@ -204,7 +206,8 @@ fn one_that_is_refused_does_not_keep_the_other() {
     assert_eq!(rings[1].last_index(), 3);
 }
 
-/// Records that no slot points at are forgotten by a start, whatever of them has reached the memory.
+/// Records that no slot points at are forgotten by a start, whatever of them has reached the
+/// memory.
 #[test]
 fn what_is_written_and_not_made_durable_was_never_there() {
     let (sim, mut rings) = create();

@@ -1,4 +1,5 @@
-//! Archive files: committed entries of one log, kept beside the node for a restore to a point in time.
+//! Archive files: committed entries of one log, kept beside the node for a restore to a point in
+//! time.
 //!
 //! ```text
 //! file    | head, 96 B | entry | entry | ... | end, 64 B |
@@ -12,12 +13,14 @@
 //! end      0        4            8      16          24        32       40         48
 //!         | crc32c | 0xffffffff | last | last term | entries | bytes  | clock ms | zero ...
 //! ```
-//! A checksum of an entry or the end covers the head's checksum first, so that nothing can be mixed between files.
+//! A checksum of an entry or the end covers the head's checksum first, so that nothing can be mixed
+//! between files.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::batch;
 use crate::codec::{DecodeError, Reader, Write};
+use crate::command::{Command, Operation};
 use crate::gang::{FIXED_BYTES, Head as GangHead};
 use crate::ring::crc32c_of;
 
@@ -49,9 +52,11 @@ pub struct Head {
     pub first: u64,
     /// Term of the entry before it.
     pub prev_term: u64,
-    /// Entries from this one to `first - 1` have left the writer's log before they were archived; 0: none have.
+    /// Entries from this one to `first - 1` have left the writer's log before they were archived;
+    /// 0: none have.
     pub gap_from: u64,
-    /// The latest stamp among the entries before, as far as the writer knows, in milliseconds since 1970.
+    /// The latest stamp among the entries before, as far as the writer knows, in milliseconds
+    /// since 1970.
     pub clock_ms: u64,
     /// When the file was begun, by the writer's clock, in milliseconds since 1970.
     pub begun_ms: u64,
@@ -133,7 +138,8 @@ pub struct EntryHead {
     pub kind: u8,
 }
 
-/// Appends an entry without its checksum, which [`seal_entry`] adds: the one who has the payload need not compute it.
+/// Appends an entry without its checksum, which [`seal_entry`] adds: the one who has the payload
+/// need not compute it.
 pub fn put_entry(out: &mut Vec<u8>, head: &EntryHead) {
     out.put_u32(0);
     out.put_u32(head.length);
@@ -150,7 +156,8 @@ fn sum_of(seed: u32, bytes: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Computes the checksum of a whole entry, head and payload, and puts it in its place. `seed` is that of the file's head.
+/// Computes the checksum of a whole entry, head and payload, and puts it in its place. `seed` is
+/// that of the file's head.
 pub fn seal_entry(seed: u32, entry: &mut [u8]) {
     let sum = sum_of(seed, &entry[4..]);
     entry[..4].copy_from_slice(&sum.to_le_bytes());
@@ -170,7 +177,8 @@ pub enum Next {
     End,
 }
 
-/// Reads what stands before a payload, or says that the end begins here. Checksums are checked once all bytes are there.
+/// Reads what stands before a payload, or says that the end begins here. Checksums are checked once
+/// all bytes are there.
 ///
 /// # Errors
 /// Nothing that a writer would have put here.
@@ -254,13 +262,36 @@ impl End {
     }
 }
 
-/// The leader's stamp of an entry, in milliseconds since 1970; `None` for one that carries none: what a term begins with, and a
-/// gang's share without its commands.
+/// The leader's stamp of an entry, in milliseconds since 1970; `None` for one that carries none:
+/// what a term begins with, and a gang's share without its commands.
 pub fn stamp_ms(payload: &[u8]) -> Option<u64> {
     let fixed = payload.first_chunk::<FIXED_BYTES>();
     let at = fixed.and_then(GangHead::length).unwrap_or(0);
     let head = batch::Head::decode(payload.get(at..)?).ok()?;
     Some(head.stamp_ms).filter(|stamp| *stamp > 0)
+}
+
+/// Longest payload of an entry that sets a log's clock: it stands in an entry of its own.
+const SET_CLOCK_BYTES: usize = 64;
+
+/// A log's clock after an entry, from the clock before it: the entry's stamp if that is later, or
+/// the time that the entry sets.
+pub fn clock_after(clock_ms: u64, payload: &[u8]) -> u64 {
+    let stamped = || stamp_ms(payload).map_or(clock_ms, |stamp| stamp.max(clock_ms));
+    clock_set(payload).unwrap_or_else(stamped)
+}
+
+/// The time to which an entry sets its log's clock ([`Operation::SetClock`]), if it does.
+pub fn clock_set(payload: &[u8]) -> Option<u64> {
+    if payload.len() > SET_CLOCK_BYTES {
+        return None;
+    }
+    let commands = batch::iter(payload).into_iter().flatten();
+    let set = commands.filter_map(|bytes| match Command::decode(bytes).ok()?.operation {
+        Operation::SetClock { time_ms } => Some(time_ms),
+        _ => None,
+    });
+    set.last()
 }
 
 #[cfg(test)]
@@ -331,7 +362,23 @@ mod tests {
         fn garbage_has_no_end_and_no_panic(bytes: [u8; 32], payload in vec(any::<u8>(), 0..80)) {
             let _ = next(&bytes);
             let _ = stamp_ms(&payload);
+            let _ = clock_after(0, &payload);
         }
+    }
+
+    #[test]
+    fn clock_follows_stamps_and_what_sets_it() {
+        let stamped = batch::Writer::new().finish(77);
+        assert_eq!(clock_after(50, &stamped), 77);
+        assert_eq!(clock_after(90, &stamped), 90);
+        assert_eq!(clock_after(90, &[]), 90);
+        let mut set = batch::Writer::new();
+        let command = Command {
+            session: None,
+            operation: Operation::SetClock { time_ms: 60 },
+        };
+        set.push(|out| command.encode(out));
+        assert_eq!(clock_after(90, &set.finish(60)), 60);
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! What a native client and a replica say to each other. Both directions carry many items per message; each item is a
-//! 32-bit length, the client's number for the request (64 bits), a kind, and the body (docs/formats.md, "Client
-//! messages"). Clients match answers to requests by number; datagrams may be lost or doubled.
+//! What a native client and a replica say to each other. Both directions carry many items per
+//! message; each item is a 32-bit length, the client's number for the request (64 bits), a kind,
+//! and the body (docs/formats.md, "Client messages"). Clients match answers to requests by number;
+//! datagrams may be lost or doubled.
 
 use std::ops::Range;
 
@@ -32,15 +33,17 @@ pub enum ReadMode {
     Index,
     /// Through the log (cyclone §2, quorum read).
     Log,
-    /// The leader answers alone while a majority's promise lasts, otherwise as `Index`. Rests on a bound on how much clocks differ
-    /// in speed; only where the cluster's configuration allows it, otherwise as `Index`.
+    /// The leader answers alone while a majority's promise lasts, otherwise as `Index`. Rests on a
+    /// bound on how much clocks differ in speed; only where the cluster's configuration allows it,
+    /// otherwise as `Index`.
     Lease,
-    /// The leader answers alone, once what it has in its log is applied (cyclone §2, weak read): shows everything that this
-    /// client was told is done, perhaps not what others have done since.
+    /// The leader answers alone, once what it has in its log is applied (cyclone §2, weak read):
+    /// shows everything that this client was told is done, perhaps not what others have done since.
     Weak,
 }
 
-/// One request. Ranges lie in the message they were read from, so that a body can stay in its frame.
+/// One request. Ranges lie in the message they were read from, so that a body can stay in its
+/// frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// A [`Command`] in wire form.
@@ -205,14 +208,16 @@ pub enum Status {
     TooLarge,
     /// The request did not parse; nothing was done.
     Malformed,
-    /// Under number 0, no answer to a request: per log the last term in which the sender led, 0 for never. Clients keep the highest
-    /// for their weak reads. A message with nothing else says that the sender has begun to lead, to clients it turned away before.
+    /// Under number 0, no answer to a request: per log the last term in which the sender led, 0 for
+    /// never. Clients keep the highest for their weak reads. A message with nothing else says that
+    /// the sender has begun to lead, to clients it turned away before.
     Terms(Vec<u64>),
     /// Executed; the answer is longer than a message.
     AnswerTooLong,
 }
 
-/// Appends the answer to request `id`. Of an address only [`MAX_ADDRESS`] bytes are sent; longer ones are left out.
+/// Appends the answer to request `id`. Of an address only [`MAX_ADDRESS`] bytes are sent; longer
+/// ones are left out.
 pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
     let kind = match status {
         Status::Done(_) => 0,

@@ -1,5 +1,5 @@
-//! The reader and writer that all formats share: little-endian integers, byte strings with a 32-bit length. The reader
-//! never looks beyond its slice and allocates nothing.
+//! The reader and writer that all formats share: little-endian integers, byte strings with a 32-bit
+//! length. The reader never looks beyond its slice and allocates nothing.
 
 /// Why bytes are not what they claim to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -168,8 +168,8 @@ impl<'a> Reader<'a> {
         self.take(length as usize)
     }
 
-    /// A count of elements that take at least `element_bytes` each: refused when the bytes left cannot hold them, so
-    /// that the caller may reserve memory for them.
+    /// A count of elements that take at least `element_bytes` each: refused when the bytes left
+    /// cannot hold them, so that the caller may reserve memory for them.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`]
@@ -215,8 +215,8 @@ pub trait Write {
     fn put_sized(&mut self, body: impl FnOnce(&mut Vec<u8>));
 }
 
-/// Lengths above 4 GiB never arise: every caller's limits are far below. If one did, the length would saturate and the
-/// reader refuse the bytes.
+/// Lengths above 4 GiB never arise: every caller's limits are far below. If one did, the length
+/// would saturate and the reader refuse the bytes.
 fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }

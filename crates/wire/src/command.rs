@@ -1,8 +1,10 @@
 //! What a log entry asks of the state machine, and what a read asks of it.
 //!
-//! A [`Command`] travels unchanged from client to log to state machine, so its outcome is decided where it is
-//! applied, never where it is received: that makes read-modify-write commands linearizable and lets every replica
-//! decide alike. Byte layouts: docs/formats.md, "Commands".
+//! A [`Command`] travels unchanged from client to log to state machine, so its outcome is decided
+//! where it is applied, never where it is received: that makes read-modify-write commands
+//! linearizable and lets every replica decide alike. Byte layouts: docs/formats.md, "Commands".
+
+use crate::long_double::LongDouble;
 
 /// A session's claim on one command: the pair (client, seq) is executed at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,7 +50,8 @@ pub enum Expiry {
     Never,
 }
 
-/// Under which old deadline EXPIRE sets a new one. A key without deadline counts as one that expires at the end of time.
+/// Under which old deadline EXPIRE sets a new one. A key without deadline counts as one that
+/// expires at the end of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpireIf {
     /// Always.
@@ -83,7 +86,8 @@ pub enum Expected<'a> {
     Absent,
     /// It has this value.
     Value(&'a [u8]),
-    /// Nothing has changed it since [`Query::Versions`] answered this number (WATCH); 0: it did not exist, and does not.
+    /// Nothing has changed it since [`Query::Versions`] answered this number (WATCH); 0: it did not
+    /// exist, and does not.
     Version(u64),
 }
 
@@ -104,7 +108,8 @@ pub enum Operation<'a> {
         /// The session to forget.
         session: u64,
     },
-    /// SET and its relatives. Answers Ok or Nil (condition not met); with `get`, the old value or Nil.
+    /// SET and its relatives. Answers Ok or Nil (condition not met); with `get`, the old value or
+    /// Nil.
     Set {
         /// The key.
         key: &'a [u8],
@@ -148,18 +153,26 @@ pub enum Operation<'a> {
         /// What to add.
         delta: i64,
     },
-    /// INCRBYFLOAT: answers the new number as text.
+    /// INCRBYFLOAT as the first entries have it: adds decimals. Answers the new number as text.
     IncrByFloat {
         /// The key.
         key: &'a [u8],
         /// What to add; finite.
         delta: f64,
     },
+    /// INCRBYFLOAT: adds as an x87 does. Answers the new number as text.
+    IncrByLongDouble {
+        /// The key.
+        key: &'a [u8],
+        /// What to add.
+        delta: LongDouble,
+    },
     /// FLUSHALL: removes every key.
     FlushAll,
     /// A read that goes through the log (cyclone §2, quorum read).
     Read(Query<'a>),
-    /// SET with an expiry (EX, PX, EXAT, PXAT, KEEPTTL). Answers like `Set`; `Set` itself removes a deadline.
+    /// SET with an expiry (EX, PX, EXAT, PXAT, KEEPTTL). Answers like `Set`; `Set` itself removes a
+    /// deadline.
     SetExpiring {
         /// The key.
         key: &'a [u8],
@@ -172,8 +185,9 @@ pub enum Operation<'a> {
         /// When it expires.
         expiry: Expiry,
     },
-    /// EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, PERSIST: answers `Int` 1 if it changed the deadline, else 0.
-    /// `Expiry::Never` is PERSIST: 1 if there was a deadline. `Expiry::Keep` does nothing and answers 0.
+    /// EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, PERSIST: answers `Int` 1 if it changed the deadline,
+    /// else 0. `Expiry::Never` is PERSIST: 1 if there was a deadline. `Expiry::Keep` does nothing
+    /// and answers 0.
     Expire {
         /// The key.
         key: &'a [u8],
@@ -189,46 +203,62 @@ pub enum Operation<'a> {
         /// When it expires from now on.
         expiry: Expiry,
     },
-    /// Several operations as one: if every expectation holds, all are executed in order, each seeing what the earlier ones did,
-    /// and nothing in between; answers an array of their replies. Otherwise nothing is done and the answer is
-    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). An operation that is refused (an INCR of text) does
-    /// not stop the others, as in Redis.
+    /// Several operations as one: if every expectation holds, all are executed in order, each
+    /// seeing what the earlier ones did, and nothing in between; answers an array of their replies.
+    /// Otherwise nothing is done and the answer is
+    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). An operation that is
+    /// refused (an INCR of text) does not stop the others, as in Redis.
     ///
-    /// At most [`MAX_BATCH_ITEMS`] of each kind and [`MAX_BATCH_BYTES`] altogether. It may hold batches, which succeed or fail for
-    /// themselves and hold none. Sessions, sweeps and versions within are refused.
+    /// At most [`MAX_BATCH_ITEMS`] of each kind and [`MAX_BATCH_BYTES`] altogether, and no more
+    /// work than its entry allows ([`crate::work`]): otherwise nothing is done and the answer is
+    /// [`Failure::TooMuchWork`](crate::reply::Failure::TooMuchWork). It may hold batches, which
+    /// succeed or fail for themselves and hold none. Sessions, sweeps and versions within are
+    /// refused.
     Batch {
         /// What must hold.
         expectations: Vec<Expectation<'a>>,
         /// What is done.
         operations: Vec<Operation<'a>>,
     },
-    /// Removes keys whose deadline lies at or before the entry's stamp; answers how many. For the leader's own use: expired
-    /// keys are invisible in any case.
+    /// Removes keys whose deadline lies at or before the entry's stamp; answers how many. For the
+    /// leader's own use: expired keys are invisible in any case.
     Sweep {
         /// Deadlines looked at, at most.
         limit: u32,
     },
-    /// The membership of this log from this entry on ([`crate::membership::read_members`]). What it does to Raft is done when
-    /// the entry commits; the state machine keeps it, so that checkpoints know it. Only replicas make these.
+    /// The membership of this log from this entry on ([`crate::membership::read_members`]). What it
+    /// does to Raft is done when the entry commits; the state machine keeps it, so that checkpoints
+    /// know it. Only replicas make these.
     Members {
         /// In wire form.
         members: &'a [u8],
     },
-    /// Replaces the cluster's record ([`crate::membership::Record`]) if the one there has this number; 0: none is there.
-    /// The new one's number is one higher. Answers Ok or
-    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). Only replicas make these, in log 0.
+    /// Replaces the cluster's record ([`crate::membership::Record`]) if the one there has this
+    /// number; 0: none is there. The new one's number is one higher. Answers Ok or
+    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). Only replicas make
+    /// these, in log 0.
     Record {
         /// Number of the record that it replaces.
         after: u64,
         /// In wire form.
         record: &'a [u8],
     },
+    /// Sets the state's clock of this log, also back; what follows in the log is executed from that
+    /// time on. Answers Ok. Only replicas make these, for an operator whose state's clock is ahead
+    /// of the true time.
+    SetClock {
+        /// The time, in milliseconds since 1970.
+        time_ms: u64,
+    },
 }
 
 impl Operation<'_> {
     /// Whether only replicas may propose it: no client's command does it.
     pub fn is_of_replicas(&self) -> bool {
-        matches!(self, Operation::Members { .. } | Operation::Record { .. })
+        matches!(
+            self,
+            Operation::Members { .. } | Operation::Record { .. } | Operation::SetClock { .. }
+        )
     }
 }
 
@@ -271,8 +301,9 @@ pub enum Query<'a> {
     },
     /// Answers the number of keys.
     DbSize,
-    /// One page of the key space. Answers Array[Bytes(next cursor in decimal, "0" at the end), Array[keys]].
-    /// Cursors survive a failover: they name a place in the key order, not an iterator.
+    /// One page of the key space. Answers Array[Bytes(next cursor in decimal, "0" at the end),
+    /// Array[keys]]. Cursors survive a failover: they name a place in the key order, not an
+    /// iterator.
     Scan {
         /// 0 to begin, or a cursor answered before.
         cursor: u64,
@@ -280,8 +311,9 @@ pub enum Query<'a> {
         pattern: Option<&'a [u8]>,
         /// How many keys to look at, at least 1.
         count: u32,
-        /// Whether all pages are to show one moment. Then a cursor names what the replica that answered holds: it is refused
-        /// after a failover, and when it has not been used for a minute.
+        /// Whether all pages are to show one moment. Then a cursor names what the replica that
+        /// answered holds: it is refused after a failover, and when it has not been used for a
+        /// minute.
         held: bool,
     },
     /// Answers an array of all keys that match the glob pattern.
@@ -298,7 +330,8 @@ pub enum Query<'a> {
         /// The deadline itself (since 1970) instead of the time left.
         absolute: bool,
     },
-    /// Answers an array of version numbers (`Int`) for [`Expected::Version`]; 0 for keys that do not exist.
+    /// Answers an array of version numbers (`Int`) for [`Expected::Version`]; 0 for keys that do
+    /// not exist.
     Versions {
         /// The keys.
         keys: Vec<&'a [u8]>,

@@ -1,5 +1,5 @@
-//! Bytes of commands and queries: one tag byte, then the fields in the order of their declaration (docs/formats.md,
-//! "Commands").
+//! Bytes of commands and queries: one tag byte, then the fields in the order of their declaration
+//! (docs/formats.md, "Commands").
 
 mod batch;
 mod query;
@@ -10,6 +10,7 @@ use std::borrow::Cow;
 
 use crate::codec::{DecodeError, Reader, Write};
 use crate::command::{Command, Condition, Operation, Query, SessionTag};
+use crate::long_double::LongDouble;
 
 mod tag {
     pub const NOOP: u8 = 0;
@@ -31,6 +32,8 @@ mod tag {
     pub const SWEEP: u8 = 16;
     pub const MEMBERS: u8 = 17;
     pub const RECORD: u8 = 18;
+    pub const INCR_BY_LONG_DOUBLE: u8 = 19;
+    pub const SET_CLOCK: u8 = 20;
 }
 
 impl<'a> Command<'a> {
@@ -178,6 +181,11 @@ impl<'a> Operation<'a> {
                 out.put_bytes(key);
                 out.put_u64(delta.to_bits());
             }
+            Operation::IncrByLongDouble { key, delta } => {
+                out.put_u8(tag::INCR_BY_LONG_DOUBLE);
+                out.put_bytes(key);
+                out.extend_from_slice(&delta.to_bytes());
+            }
             Operation::FlushAll => out.put_u8(tag::FLUSH_ALL),
             Operation::Read(query) => {
                 out.put_u8(tag::READ);
@@ -231,6 +239,10 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::RECORD);
                 out.put_u64(*after);
                 out.put_bytes(record);
+            }
+            Operation::SetClock { time_ms } => {
+                out.put_u8(tag::SET_CLOCK);
+                out.put_u64(*time_ms);
             }
         }
     }
@@ -286,6 +298,15 @@ impl<'a> Operation<'a> {
                 }
                 Operation::IncrByFloat { key, delta }
             }
+            tag::INCR_BY_LONG_DOUBLE => {
+                let key = reader.bytes()?;
+                let bytes = reader.array()?;
+                let delta = LongDouble::from_bytes(bytes).ok_or(DecodeError::OutOfRange {
+                    what: "long double's sign and exponent",
+                    value: u64::from(u16::from_le_bytes([bytes[8], bytes[9]])),
+                })?;
+                Operation::IncrByLongDouble { key, delta }
+            }
             tag::FLUSH_ALL => Operation::FlushAll,
             tag::READ => Operation::Read(Query::read(reader, place)?),
             tag::SET_EXPIRING => Operation::SetExpiring {
@@ -315,6 +336,9 @@ impl<'a> Operation<'a> {
                 after: reader.u64()?,
                 record: reader.bytes()?,
             },
+            tag::SET_CLOCK => Operation::SetClock {
+                time_ms: reader.u64()?,
+            },
             other => {
                 return Err(DecodeError::Unknown {
                     what: "operation",
@@ -333,13 +357,15 @@ impl<'a> Operation<'a> {
             | Operation::FlushAll
             | Operation::Sweep { .. }
             | Operation::Members { .. }
-            | Operation::Record { .. } => Cow::Borrowed(&[]),
+            | Operation::Record { .. }
+            | Operation::SetClock { .. } => Cow::Borrowed(&[]),
             Operation::Set { key, .. }
             | Operation::GetDel { key }
             | Operation::Append { key, .. }
             | Operation::SetRange { key, .. }
             | Operation::IncrBy { key, .. }
             | Operation::IncrByFloat { key, .. }
+            | Operation::IncrByLongDouble { key, .. }
             | Operation::SetExpiring { key, .. }
             | Operation::Expire { key, .. }
             | Operation::GetExpire { key, .. } => Cow::Borrowed(std::slice::from_ref(key)),

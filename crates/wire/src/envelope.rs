@@ -1,5 +1,6 @@
-//! The outermost byte of a message names its class; what follows belongs to the class (docs/formats.md, "Envelope").
-//! The packet layer has already told node from client, so a client cannot send what only nodes may.
+//! The outermost byte of a message names its class; what follows belongs to the class
+//! (docs/formats.md, "Envelope"). The packet layer has already told node from client, so a client
+//! cannot send what only nodes may.
 
 use crate::codec::{DecodeError, Reader, Write};
 use crate::ring::crc32c_of;
@@ -10,12 +11,17 @@ pub const RAFT: u8 = 1;
 pub const SNAPSHOT_FETCH: u8 = 2;
 /// A [`SnapshotChunk`]. From nodes only.
 pub const SNAPSHOT_CHUNK: u8 = 3;
-/// The cluster's [`crate::membership::Record`], to a node that seems not to know it. From nodes only.
+/// The cluster's [`crate::membership::Record`], to a node that seems not to know it. From nodes
+/// only.
 pub const RECORD: u8 = 4;
 /// Nothing: one that joins asks whether it is known. From nodes only.
 pub const JOINING: u8 = 5;
 /// A [`crate::membership::Known`], to one that asked. From nodes only.
 pub const KNOWN: u8 = 6;
+/// Who answers the leader: [`crate::liveness`]. From nodes only.
+pub const LIVENESS: u8 = 9;
+/// A [`crate::bootstrap::Report`]. From nodes only.
+pub const BOOTSTRAP: u8 = 7;
 /// Requests of a native client: [`crate::client::requests`].
 pub const CLIENT_REQUEST: u8 = 16;
 /// Answers to a native client: [`crate::client::responses`].
@@ -28,7 +34,8 @@ pub const MAX_CHUNK: u32 = 1 << 20;
 /// Longest name of a checkpoint's file, in bytes.
 pub const MAX_FILE_NAME: usize = 255;
 
-/// Splits messages of class [`RAFT`], given without the class byte. After an error the iteration is over.
+/// Splits messages of class [`RAFT`], given without the class byte. After an error the iteration is
+/// over.
 pub fn raft_messages(body: &[u8]) -> impl Iterator<Item = Result<&[u8], DecodeError>> {
     let mut reader = Some(Reader::new(body));
     std::iter::from_fn(move || {
@@ -70,7 +77,8 @@ impl SnapshotFetch {
     /// Reads a request, given without the class byte.
     ///
     /// # Errors
-    /// Anything that [`SnapshotFetch::encode`] would not write, and lengths of 0 or beyond [`MAX_CHUNK`].
+    /// Anything that [`SnapshotFetch::encode`] would not write, and lengths of 0 or beyond
+    /// [`MAX_CHUNK`].
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         let fetch = SnapshotFetch {
@@ -90,7 +98,8 @@ impl SnapshotFetch {
     }
 }
 
-/// A piece of a checkpoint's file. An answer without bytes and with `total` 0 says that the checkpoint is gone.
+/// A piece of a checkpoint's file. An answer without bytes and with `total` 0 says that the
+/// checkpoint is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotChunk {
     /// The checkpoint's number.
@@ -121,8 +130,8 @@ impl SnapshotChunk {
     /// Reads a chunk, given without the class byte.
     ///
     /// # Errors
-    /// A wrong checksum, a chunk that reaches beyond its file, and anything that [`SnapshotChunk::encode`] would not
-    /// write.
+    /// A wrong checksum, a chunk that reaches beyond its file, and anything that
+    /// [`SnapshotChunk::encode`] would not write.
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         let (id, file) = (reader.u64()?, reader.u32()?);
@@ -165,7 +174,8 @@ pub fn encode_files(files: &[(String, u64)]) -> Vec<u8> {
     out
 }
 
-/// Of a checkpoint: per physical log the index up to which it was applied; names and lengths of its files.
+/// Of a checkpoint: per physical log the index up to which it was applied; names and lengths of its
+/// files.
 pub type CheckpointList = (Vec<u64>, Vec<(String, u64)>);
 
 /// The list of a checkpoint: per physical log the index up to which it was applied, then the files.
@@ -191,10 +201,12 @@ pub fn decode_list(bytes: &[u8]) -> Result<CheckpointList, DecodeError> {
     Ok((applied, files))
 }
 
-/// Reads a list of files. Names are plain: no path of them leads out of, or deeper into, a directory.
+/// Reads a list of files. Names are plain: no path of them leads out of, or deeper into, a
+/// directory.
 ///
 /// # Errors
-/// Names that are empty, too long, not plain or there twice, and anything that [`encode_files`] would not write.
+/// Names that are empty, too long, not plain or there twice, and anything that [`encode_files`]
+/// would not write.
 pub fn decode_files(bytes: &[u8]) -> Result<Vec<(String, u64)>, DecodeError> {
     let mut reader = Reader::new(bytes);
     let count = reader.count(12)?;

@@ -1,4 +1,5 @@
-//! Byte layouts of the flash log: superblock, pages, records. Little-endian throughout. //= cyclone §3, fig. 2
+//! Byte layouts of the flash log: superblock, pages, records. Little-endian throughout. //= cyclone
+//! §3, fig. 2
 //!
 //! ```text
 //! area (a file per physical log)                    page (4 KiB)
@@ -24,7 +25,8 @@
 //!   40 payload
 //! ```
 //!
-//! An object that does not fit a page continues in the next one: all its parts but the last lack the flag 2.
+//! An object that does not fit a page continues in the next one: all its parts but the last lack
+//! the flag 2.
 
 use crate::at::{u16_at, u32_at, u64_at};
 use crate::ring::crc32c_of;
@@ -69,7 +71,8 @@ pub struct FlashSuperblock {
     pub replica: u64,
     /// The replica's incarnation.
     pub incarnation: u64,
-    /// In every page of the area; random, so that no page of another area or an earlier format is taken for one.
+    /// In every page of the area; random, so that no page of another area or an earlier format is
+    /// taken for one.
     pub tag: u64,
     /// The physical log.
     pub log: u16,
@@ -180,14 +183,15 @@ pub struct PageHeader {
     pub log: u16,
     /// Number of the page; each is written once.
     pub sequence: u64,
-    /// Every page below this sequence was durable when this one was written: if one of them does not read back, that is
-    /// damage and not a write cut short.
+    /// Every page below this sequence was durable when this one was written: if one of them does
+    /// not read back, that is damage and not a write cut short.
     pub durable: u64,
     /// The first page that was still needed.
     pub first: u64,
     /// The area's tag.
     pub tag: u64,
-    /// Grows with every start: a page whose life is lower than its predecessor's is left over from before a crash.
+    /// Grows with every start: a page whose life is lower than its predecessor's is left over from
+    /// before a crash.
     pub life: u32,
     /// Bytes of records.
     pub used: u16,
@@ -269,8 +273,8 @@ pub fn record_head(len: u16, first: bool, last: bool, kind: ObjectKind) -> [u8; 
     [low, high, flags, kind]
 }
 
-/// The parts in a page's records (`page[48..48 + used]`). `None` in place of a part that makes no sense; nothing
-/// follows it.
+/// The parts in a page's records (`page[48..48 + used]`). `None` in place of a part that makes no
+/// sense; nothing follows it.
 pub fn parts(mut records: &[u8]) -> impl Iterator<Item = Option<Part<'_>>> {
     std::iter::from_fn(move || {
         if records.is_empty() {

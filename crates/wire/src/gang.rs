@@ -7,8 +7,9 @@
 //! +--------+-------+------+--------+-----------+--------+---------+----------------------------+--------
 //!                                  |            nonce             |            view            |
 //! ```
-//! The lowest participant's part carries the commands as a [`crate::batch`], the others' parts carry nothing more than
-//! the head; nor does an abort entry. The first word is no count that a batch may have, so that the two are told apart.
+//! The lowest participant's part carries the commands as a [`crate::batch`], the others' parts
+//! carry nothing more than the head; nor does an abort entry. The first word is no count that a
+//! batch may have, so that the two are told apart.
 //= cyclone §5.1
 
 use crate::codec::{DecodeError, Reader, Write};

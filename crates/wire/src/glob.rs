@@ -1,4 +1,5 @@
-//! Redis's glob patterns: `*`, `?`, `[abc]`, `[^a-z]`, `\` escapes. A pattern is parsed once and compared with many texts.
+//! Redis's glob patterns: `*`, `?`, `[abc]`, `[^a-z]`, `\` escapes. A pattern is parsed once and
+//! compared with many texts.
 
 /// A parsed pattern.
 #[derive(Clone, Debug)]
@@ -40,8 +41,8 @@ impl Class {
 }
 
 impl Pattern {
-    /// Parses a pattern of less than 4 GiB; every one means something. Where case does not matter, pattern and texts are to be in
-    /// lower case.
+    /// Parses a pattern of less than 4 GiB; every one means something. Where case does not matter,
+    /// pattern and texts are to be in lower case.
     pub fn new(pattern: &[u8]) -> Pattern {
         let (mut tokens, mut classes) = (Vec::new(), Vec::new());
         let (mut least, mut p) = (0, 0);
@@ -83,7 +84,8 @@ impl Pattern {
             return false;
         }
         let (mut p, mut t) = (0, 0);
-        // Where to resume when what follows the last star does not match: only the last star matters.
+        // Where to resume when what follows the last star does not match: only the last star
+        // matters.
         let mut resume: Option<(usize, usize)> = None;
         loop {
             match self.tokens.get(p) {
@@ -186,7 +188,8 @@ mod tests {
             ("", ""),
             ("h[\\]]", "h]"),
             ("a**", "a"),
-            // A class that nothing closes ends with the pattern; one that begins with its end is empty.
+            // A class that nothing closes ends with the pattern; one that begins with its end is
+            // empty.
             ("[ab", "b"),
             ("[a-]", "]"),
             ("[^]", "a"),

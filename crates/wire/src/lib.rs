@@ -1,10 +1,12 @@
-//! The byte formats that several crates share: no I/O, no clock, no unsafe. Each parser takes bytes from strangers: it answers
-//! an error for anything malformed, allocates no more than the input justifies, and is fuzzed.
+//! The byte formats that several crates share: no I/O, no clock, no unsafe. Each parser takes bytes
+//! from strangers: it answers an error for anything malformed, allocates no more than the input
+//! justifies, and is fuzzed.
 #![forbid(unsafe_code)]
 
 pub mod archive;
 mod at;
 pub mod batch;
+pub mod bootstrap;
 pub mod client;
 pub mod codec;
 pub mod command;
@@ -13,6 +15,8 @@ pub mod envelope;
 pub mod flash;
 pub mod gang;
 pub mod glob;
+pub mod liveness;
+pub mod long_double;
 pub mod membership;
 pub mod planted;
 pub mod raftmsg;
@@ -21,3 +25,4 @@ mod reply_codec;
 pub mod resp;
 pub mod ring;
 pub mod slot;
+pub mod work;

@@ -1,5 +1,5 @@
-//! Who takes part: the entry that changes one log's membership, and the cluster's record of its members, which drives a change
-//! through all logs (docs/formats.md, "Membership").
+//! Who takes part: the entry that changes one log's membership, and the cluster's record of its
+//! members, which drives a change through all logs (docs/formats.md, "Membership").
 
 use std::net::SocketAddr;
 
@@ -25,8 +25,8 @@ fn check_version(reader: &mut Reader<'_>) -> Result<(), DecodeError> {
     }
 }
 
-/// A membership in the form that [`Operation::Members`] carries. `cluster`: whose it is; a state that is restored into another
-/// cluster brings memberships that are not its own.
+/// A membership in the form that [`Operation::Members`] carries. `cluster`: whose it is; a state
+/// that is restored into another cluster brings memberships that are not its own.
 pub fn members_bytes(cluster: u128, members: &Members) -> Vec<u8> {
     let mut out = vec![VERSION];
     out.extend_from_slice(&cluster.to_le_bytes());
@@ -97,7 +97,8 @@ impl Known {
     }
 }
 
-/// The payload of a membership entry: a batch of one command, so that the state machine takes it like any other.
+/// The payload of a membership entry: a batch of one command, so that the state machine takes it
+/// like any other.
 pub fn members_entry(cluster: u128, members: &Members) -> Vec<u8> {
     let bytes = members_bytes(cluster, members);
     let command = Command {
@@ -138,8 +139,9 @@ pub struct Replica {
     pub redis: Option<SocketAddr>,
 }
 
-/// The cluster's record of its members, kept by the state machine of log 0. A change is begun by a record that names what is
-/// wanted; whoever leads log 0 brings every log there, and ends it by one that does not.
+/// The cluster's record of its members, kept by the state machine of log 0. A change is begun by a
+/// record that names what is wanted; whoever leads log 0 brings every log there, and ends it by one
+/// that does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The cluster: a state restored into another one brings a record that is not its own.

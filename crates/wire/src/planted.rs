@@ -1,5 +1,6 @@
-//! Bugs on purpose. A build with the feature `planted` can switch one of them on, and the simulator must notice it; in every
-//! other build [`has`] is the constant `false` and nothing of this remains.
+//! Bugs on purpose. A build with the feature `planted` can switch one of them on, and the simulator
+//! must notice it; in every other build [`has`] is the constant `false` and nothing of this
+//! remains.
 
 /// Whether a bug is planted. Stands beside the code that it breaks.
 #[cfg(not(feature = "planted"))]
@@ -85,13 +86,19 @@ bugs! {
     UncommittedUnbounded = "uncommitted-unbounded",
     /// consensus: payloads of duplicates are never released.
     FramesLeaked = "frames-leaked",
+    /// replica: a leader whose store takes nothing does not hand over.
+    StalledLeaderStays = "stalled-leader-stays",
+    /// replica: a leader whose store takes nothing hands over to whoever has most of the log,
+    /// whatever its store does.
+    HandsOverToStalled = "hands-over-to-stalled",
     /// replica: reads do not wait until a majority has confirmed the leader.
     ReadsNotConfirmed = "reads-not-confirmed",
     /// replica: reads do not wait for the entries they must see.
     ReadsNotWaiting = "reads-not-waiting",
     /// replica: what a deposed leader had under way counts as not done.
     InFlightIsLost = "in-flight-is-lost",
-    /// replica: what a leader had under way in an earlier term stays before what it has under way now.
+    /// replica: what a leader had under way in an earlier term stays before what it has under way
+    /// now.
     EarlierTermForgotten = "earlier-term-forgotten",
     /// replica: an entry's replies go to its commands in the wrong order.
     RepliesReversed = "replies-reversed",
@@ -105,18 +112,39 @@ bugs! {
     LaggardsHoldOn = "laggards-hold-on",
     /// replica: a replica that has lost its memory comes back under its old id.
     AmnesiaAccepted = "amnesia-accepted",
-    /// replica: a new leader goes on with a change of the members that its store knows of and its log may say is over.
+    /// consensus: a leader goes on counting what a peer has acknowledged and lost.
+    LostKeepsCounting = "lost-keeps-counting",
+    /// consensus: a replica does not look at what its leader says that it has acknowledged.
+    ClaimIgnored = "claim-ignored",
+    /// replica: an empty replica votes at once, as soon as it was started with `--bootstrap`.
+    BootstrapWithoutAsking = "bootstrap-without-asking",
+    /// replica: a replica that recovers follows before every other voter has told its term.
+    TermsNotAwaited = "terms-not-awaited",
+    /// replica: a replica that recovers votes before it has caught up.
+    VotesBeforeCaughtUp = "votes-before-caught-up",
+    /// replica: a new leader goes on with a change of the members that its store knows of and its
+    /// log may say is over.
     OldRecordFollowed = "old-record-followed",
     /// replica: entries are applied while a checkpoint is being installed.
     AppliesWhileInstalling = "applies-while-installing",
     /// replica: a checkpoint is installed before its last piece has come.
     PieceMissing = "piece-missing",
-    /// replica: the steady clock is trusted never to go back, and what is due waits until it has come back.
+    /// replica: the steady clock is trusted never to go back, and what is due waits until it has
+    /// come back.
     ClockTrusted = "clock-trusted",
     /// consensus: a log whose term has moved past a gang's view is waited for all the same.
     GangViewIgnored = "gang-view-ignored",
     /// replica: a gang that is not decided for long is given up, by the replica's own clock.
     GangTimedOut = "gang-timed-out",
+    /// replica: a leader stamps its entries with its own wall clock.
+    OwnClockStamped = "own-clock-stamped",
+    /// replica: a leader whose wall clock is behind stamps its entries with it.
+    ClockHeldBack = "clock-held-back",
+    /// replica: a leader's time never exceeds what its steady clock has advanced, whatever the
+    /// others' wall clocks say.
+    ClockNeverJumps = "clock-never-jumps",
+    /// store: an entry that sets the state's clock does not move it back.
+    ClockNotSetBack = "clock-not-set-back",
     /// store: a sweep takes keys that expire within the next second, too.
     SweptEarly = "swept-early",
     /// store: a gang's logs are moved on one after the other.
@@ -137,6 +165,16 @@ bugs! {
     AppliedTwice = "applied-twice",
     /// store: the applied index is written before the data.
     AppliedSeparately = "applied-separately",
+    /// store: a command may do any amount of work.
+    WorkUnbounded = "work-unbounded",
+    /// store: of a command that does too much work, what it has changed so far stays.
+    ExcessKept = "excess-kept",
+    /// store: a call applies all of its entries, however much work they are.
+    CallUnbounded = "call-unbounded",
+    /// store: replies that nobody gets are made.
+    RepliesEverywhere = "replies-everywhere",
+    /// replica: what an entry's commands need at least is not counted before it is proposed.
+    ExcessProposed = "excess-proposed",
     /// replica: weak reads do not wait for what is in the log.
     WeakReadWithoutWaiting = "weak-read-without-waiting",
     /// replica: what was read under a lease is told without looking at the lease again.

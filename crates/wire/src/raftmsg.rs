@@ -1,9 +1,10 @@
-//! What the replicas of one physical log say to each other. A message is a header, one short record per entry, and
-//! then the entries' payload bytes, which the sender gathers from where they lie and the receiver leaves in the frames
-//! they came in (docs/formats.md, "Raft messages").
+//! What the replicas of one physical log say to each other. A message is a header, one short record
+//! per entry, and then the entries' payload bytes, which the sender gathers from where they lie and
+//! the receiver leaves in the frames they came in (docs/formats.md, "Raft messages").
 //!
-//! Decoding checks everything a message can say about itself; what it says about the log is checked against the log by
-//! the consensus crate. Membership entries and snapshots travel as plain numbers: no protobuf is read from the network.
+//! Decoding checks everything a message can say about itself; what it says about the log is checked
+//! against the log by the consensus crate. Membership entries and snapshots travel as plain
+//! numbers: no protobuf is read from the network.
 
 use crate::codec::{DecodeError, Reader, Write};
 
@@ -21,9 +22,11 @@ const REJECT: u8 = 1;
 const SNAPSHOT: u8 = 2;
 const CONTEXT: u8 = 4;
 const TRANSFER: u8 = 8;
-const ALL_FLAGS: u8 = REJECT | SNAPSHOT | CONTEXT | TRANSFER;
+const IMPAIRED: u8 = 16;
+const ALL_FLAGS: u8 = REJECT | SNAPSHOT | CONTEXT | TRANSFER | IMPAIRED;
 
-/// The messages of Raft. Requests by clients (proposals, reads) are not among them: they go to the leader directly.
+/// The messages of Raft. Requests by clients (proposals, reads) are not among them: they go to the
+/// leader directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RaftKind {
@@ -50,6 +53,17 @@ pub enum RaftKind {
 }
 
 impl RaftKind {
+    /// Whether its messages carry a wall clock ([`RaftMessage::wall_ms`]).
+    pub fn carries_clock(self) -> bool {
+        self == RaftKind::Heartbeat || self.answers_with_clock()
+    }
+
+    /// Whether its messages carry the wall clock of their sender.
+    pub fn answers_with_clock(self) -> bool {
+        use RaftKind::{HeartbeatResponse, PreVoteResponse, VoteResponse};
+        matches!(self, HeartbeatResponse | VoteResponse | PreVoteResponse)
+    }
+
     fn from_number(number: u8) -> Result<Self, DecodeError> {
         Ok(match number {
             1 => RaftKind::Append,
@@ -91,7 +105,8 @@ pub struct EntryHeader {
     pub index: u64,
     /// The entry's term.
     pub term: u64,
-    /// What the payload is: 0 for commands (a new leader's first entry has an empty payload), others for membership.
+    /// What the payload is: 0 for commands (a new leader's first entry has an empty payload),
+    /// others for membership.
     pub kind: u8,
     /// Payload bytes.
     pub len: u32,
@@ -150,8 +165,8 @@ impl Members {
         ]
     }
 
-    /// Whether the configuration makes sense: voters exist, nobody is named twice in a list, learners do not vote, and
-    /// the lists of a joint change belong together.
+    /// Whether the configuration makes sense: voters exist, nobody is named twice in a list,
+    /// learners do not vote, and the lists of a joint change belong together.
     pub fn is_sane(&self) -> bool {
         let distinct = |list: &Vec<u64>| {
             let mut sorted = list.clone();
@@ -246,10 +261,16 @@ pub struct RaftMessage {
     pub commit_term: u64,
     /// Refused.
     pub reject: bool,
-    /// In rejections: the last index that may match. In heartbeats and their answers: ticks that the follower waits longer than usual.
+    /// Only in answers to appends and heartbeats: the sender's store or flash makes no progress,
+    /// has no room or is damaged, so that leadership should not be handed to it.
+    pub impaired: bool,
+    /// In rejections: the last index that may match. In heartbeats and their answers: ticks that
+    /// the follower waits longer than usual.
     pub reject_hint: u64,
-    /// Always 0: replicas do not ask for snapshots, leaders offer them.
-    pub request_snapshot: u64,
+    /// In heartbeats: the time that a majority of the voters' wall clocks agree on, as the leader
+    /// knows it. In the answers to heartbeats and (pre-)votes: the sender's wall clock. In
+    /// milliseconds since 1970; 0: not known. 0 in all others.
+    pub wall_ms: u64,
     /// Election priority of a candidate.
     pub priority: i64,
     /// What it refers to.
@@ -274,8 +295,9 @@ impl RaftMessage {
             commit: 0,
             commit_term: 0,
             reject: false,
+            impaired: false,
             reject_hint: 0,
-            request_snapshot: 0,
+            wall_ms: 0,
             priority: 0,
             context: Context::None,
             snapshot: None,
@@ -301,6 +323,7 @@ impl RaftMessage {
         out.put_u8(
             has_context
                 | if self.reject { REJECT } else { 0 }
+                | if self.impaired { IMPAIRED } else { 0 }
                 | if self.snapshot.is_some() { SNAPSHOT } else { 0 },
         );
         for field in [
@@ -312,7 +335,7 @@ impl RaftMessage {
             self.commit,
             self.commit_term,
             self.reject_hint,
-            self.request_snapshot,
+            self.wall_ms,
             self.priority as u64,
             context,
         ] {
@@ -332,20 +355,22 @@ impl RaftMessage {
         }
     }
 
-    /// Reads a message that takes up all of `bytes`. Answers it and where in `bytes` its payloads begin.
+    /// Reads a message that takes up all of `bytes`. Answers it and where in `bytes` its payloads
+    /// begin.
     ///
     /// # Errors
-    /// Bytes that no replica would send: unknown kinds or flags, numbers out of range, lengths that do not add up,
-    /// fields that contradict each other.
+    /// Bytes that no replica would send: unknown kinds or flags, numbers out of range, lengths that
+    /// do not add up, fields that contradict each other.
     pub fn decode(bytes: &[u8]) -> Result<(Self, usize), DecodeError> {
         RaftMessage::decode_prefix(bytes, bytes.len())
     }
 
-    /// The same of a message of `total` bytes, of which only the first are at hand: enough of them to hold everything but
-    /// the payloads.
+    /// The same of a message of `total` bytes, of which only the first are at hand: enough of them
+    /// to hold everything but the payloads.
     ///
     /// # Errors
-    /// As [`RaftMessage::decode`], and [`DecodeError::Truncated`] or [`DecodeError::OutOfRange`] when they are not enough.
+    /// As [`RaftMessage::decode`], and [`DecodeError::Truncated`] or [`DecodeError::OutOfRange`]
+    /// when they are not enough.
     pub fn decode_prefix(bytes: &[u8], total: usize) -> Result<(Self, usize), DecodeError> {
         let mut reader = Reader::new(bytes);
         let log = reader.u16()?;
@@ -368,7 +393,7 @@ impl RaftMessage {
         );
         let commit_term = number(&mut reader, "commit term")?;
         let reject_hint = number(&mut reader, "reject hint")?;
-        let request_snapshot = reader.u64()?;
+        let wall_ms = number(&mut reader, "wall clock")?;
         let priority = reader.i64()?;
         let context = match (flags & (CONTEXT | TRANSFER), reader.u64()?) {
             (0, 0) => Context::None,
@@ -414,8 +439,9 @@ impl RaftMessage {
             commit,
             commit_term,
             reject: flags & REJECT != 0,
+            impaired: flags & IMPAIRED != 0,
             reject_hint,
-            request_snapshot,
+            wall_ms,
             priority,
             context,
             snapshot,
@@ -454,6 +480,7 @@ impl RaftMessage {
             self.commit,
             self.commit_term,
             self.reject_hint,
+            self.wall_ms,
         ];
         require(
             numbers.into_iter().all(|number| number < MAX_NUMBER),
@@ -464,7 +491,7 @@ impl RaftMessage {
             "sender and receiver",
         )?;
         require(self.term != 0, "no term")?;
-        require(self.request_snapshot == 0, "snapshot request")?;
+        require(self.wall_ms == 0 || self.kind.carries_clock(), "wall clock")?;
         require(
             self.snapshot.is_some() == (self.kind == Snapshot),
             "snapshot and kind",
@@ -485,6 +512,12 @@ impl RaftMessage {
             require(
                 matches!(self.kind, AppendResponse | VoteResponse | PreVoteResponse),
                 "rejection and kind",
+            )?;
+        }
+        if self.impaired {
+            require(
+                matches!(self.kind, AppendResponse | HeartbeatResponse),
+                "impairment and kind",
             )?;
         }
         if matches!(self.kind, Append | Vote | PreVote) {

@@ -13,6 +13,10 @@ const BYTES: u8 = 3;
 const ARRAY: u8 = 4;
 const FAILED: u8 = 5;
 
+/// The failure that has fields: two numbers follow.
+const TOO_MUCH_WORK: u8 = 12;
+
+/// The failures without fields, by number.
 const FAILURES: [Failure; 12] = [
     Failure::NotInteger,
     Failure::NotFloat,
@@ -42,6 +46,7 @@ fn failure_number(failure: Failure) -> u8 {
         Failure::SnapshotGone => 9,
         Failure::TooManySnapshots => 10,
         Failure::ReplyTooLong => 11,
+        Failure::TooMuchWork { .. } => TOO_MUCH_WORK,
     }
 }
 
@@ -67,6 +72,10 @@ impl Reply {
             Reply::Failed(failure) => {
                 out.put_u8(FAILED);
                 out.put_u8(failure_number(*failure));
+                if let Failure::TooMuchWork { bytes, limit } = failure {
+                    out.put_u64(*bytes);
+                    out.put_u64(*limit);
+                }
             }
         }
     }
@@ -99,6 +108,12 @@ impl Reply {
             }
             FAILED => {
                 let number = reader.u8()?;
+                if number == TOO_MUCH_WORK {
+                    return Ok(Reply::Failed(Failure::TooMuchWork {
+                        bytes: reader.u64()?,
+                        limit: reader.u64()?,
+                    }));
+                }
                 match FAILURES.get(usize::from(number)) {
                     Some(failure) => Reply::Failed(*failure),
                     None => {
@@ -132,6 +147,9 @@ pub(crate) mod tests {
             any::<i64>().prop_map(Reply::Int),
             vec(any::<u8>(), 0..50).prop_map(Reply::Bytes),
             (0..FAILURES.len()).prop_map(|number| Reply::Failed(FAILURES[number])),
+            any::<(u64, u64)>().prop_map(|(bytes, limit)| {
+                Reply::Failed(Failure::TooMuchWork { bytes, limit })
+            }),
         ];
         leaf.prop_recursive(4, 40, 6, |inner| vec(inner, 0..6).prop_map(Reply::Array))
     }
@@ -162,6 +180,7 @@ pub(crate) mod tests {
         for (number, failure) in FAILURES.into_iter().enumerate() {
             assert_eq!(usize::from(failure_number(failure)), number);
         }
+        assert_eq!(usize::from(TOO_MUCH_WORK), FAILURES.len());
     }
 
     #[test]

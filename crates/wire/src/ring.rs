@@ -1,4 +1,5 @@
-//! Byte layouts of the log region: superblock, anchor, hard state, pointer slots, records. Little-endian throughout.
+//! Byte layouts of the log region: superblock, anchor, hard state, pointer slots, records.
+//! Little-endian throughout.
 //!
 //! ```text
 //! one log's area                                                     superblock (one per region, 4 KiB)
@@ -71,7 +72,8 @@ pub fn crc32c_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC32C of bytes that go on with `bytes`, where `before` is that of those before them; 0 where there are none.
+/// CRC32C of bytes that go on with `bytes`, where `before` is that of those before them; 0 where
+/// there are none.
 pub fn crc32c_after(before: u32, bytes: &[u8]) -> u32 {
     let state = u64::from(!before);
     let mut digest =
@@ -166,8 +168,8 @@ pub struct HardState {
 }
 
 impl HardState {
-    /// The slot's bytes: crc32c u32, length u32, seq u64, term, vote, commit, conf_index, four counts u16,
-    /// auto_leave u8, then the members.
+    /// The slot's bytes: crc32c u32, length u32, seq u64, term, vote, commit, conf_index, four
+    /// counts u16, auto_leave u8, then the members.
     pub fn encode(&self, seq: u64, out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(&[0; 8]);
@@ -296,7 +298,8 @@ impl RecordHeader {
         bytes[0..4].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Reads the record that begins `bytes`; `None` if header or segment table are not what was written.
+    /// Reads the record that begins `bytes`; `None` if header or segment table are not what was
+    /// written.
     pub fn decode(bytes: &[u8]) -> Option<(RecordHeader, Vec<Piece>)> {
         let head = bytes.get(..RECORD_HEADER_BYTES)?;
         let segments = u16_at(head, 10);
@@ -367,8 +370,10 @@ pub enum SuperblockFault {
     Blank,
     /// Another version.
     Version(u32),
-    /// Something else stands there.
+    /// What was written there has changed.
     Damaged,
+    /// Nothing that was ever a superblock: another file.
+    Other,
 }
 
 impl Superblock {
@@ -397,18 +402,17 @@ impl Superblock {
     /// # Errors
     /// Which kind of unusable it is.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockFault> {
-        let bytes = bytes
-            .get(..SUPERBLOCK_USED)
-            .ok_or(SuperblockFault::Damaged)?;
+        let bytes = bytes.get(..SUPERBLOCK_USED).ok_or(SuperblockFault::Other)?;
         // Formatting writes the magic last.
         if bytes[..8].iter().all(|&byte| byte == 0) {
             return Err(SuperblockFault::Blank);
         }
-        if &bytes[..8] != SUPERBLOCK_MAGIC {
-            return Err(SuperblockFault::Damaged);
-        }
-        if u32_at(bytes, 12) != crc(&[&bytes[..12], &bytes[16..]]) {
-            return Err(SuperblockFault::Damaged);
+        // Where only the magic has changed the rest still fits.
+        let is_whole = u32_at(bytes, 12) == crc(&[SUPERBLOCK_MAGIC, &bytes[8..12], &bytes[16..]]);
+        match (&bytes[..8] == SUPERBLOCK_MAGIC, is_whole) {
+            (true, true) => {}
+            (false, false) => return Err(SuperblockFault::Other),
+            (true, false) | (false, true) => return Err(SuperblockFault::Damaged),
         }
         if u32_at(bytes, 8) != VERSION {
             return Err(SuperblockFault::Version(u32_at(bytes, 8)));

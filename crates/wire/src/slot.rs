@@ -65,8 +65,8 @@ fn has_byte(bytes: &[u8], wanted: u8) -> bool {
     zeros != 0 || rest.contains(&wanted)
 }
 
-/// The part of the key that decides its slot: what stands between the first `{` and the next `}`, unless that is
-/// empty or missing; then the whole key.
+/// The part of the key that decides its slot: what stands between the first `{` and the next `}`,
+/// unless that is empty or missing; then the whole key.
 pub fn hash_tag(key: &[u8]) -> &[u8] {
     if has_byte(key, b'{')
         && let Some(open) = key.iter().position(|b| *b == b'{')

@@ -1,4 +1,5 @@
-//! The region's layouts: what is written reads back, a turned bit is told, and no bytes make a reader panic.
+//! The region's layouts: what is written reads back, a turned bit is told, and no bytes make a
+//! reader panic.
 
 use cyclone_wire::ring::{
     Anchor, HardState, MAX_MEMBERS, Piece, RecordHeader, Superblock, crc32c_after, crc32c_of,

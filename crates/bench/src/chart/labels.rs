@@ -1,4 +1,5 @@
-//! Where a label has room: beside its point, on no other label, on no mark, and on no line if possible.
+//! Where a label has room: beside its point, on no other label, on no mark, and on no line if
+//! possible.
 
 use std::ops::Range;
 
@@ -49,7 +50,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// An area in pixels, from left to right and from above to below, and the curves' points and whiskers in it.
+    /// An area in pixels, from left to right and from above to below, and the curves' points and
+    /// whiskers in it.
     pub(super) fn new(
         area: (Range<i32>, Range<i32>),
         curves: &[Vec<(i32, i32)>],
@@ -79,7 +81,8 @@ impl Room {
         }
     }
 
-    /// The upper left corner of a label for a point, taken from now on; `None` when there is no room.
+    /// The upper left corner of a label for a point, taken from now on; `None` when there is no
+    /// room.
     pub(super) fn take(&mut self, label: &str, at: (i32, i32)) -> Option<(i32, i32)> {
         let wide = LETTER * label.chars().count() as i32;
         let (left, right) = (at.0 - GAP - wide, at.0 + GAP);

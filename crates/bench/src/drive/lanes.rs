@@ -1,5 +1,5 @@
-//! A measurement over several lanes, one thread each, while this thread watches: live numbers, CPU time, and whatever is to
-//! happen on the way.
+//! A measurement over several lanes, one thread each, while this thread watches: live numbers, CPU
+//! time, and whatever is to happen on the way.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -223,8 +223,9 @@ fn watch(
     })
 }
 
-/// CPU time used within a time. Among hundreds of threads that want a CPU this one may get it half a second late: what it has seen is then that of
-/// another time, at worst from before (`first`: when, and what had been used), and is taken for as much as that of the whole.
+/// CPU time used within a time. Among hundreds of threads that want a CPU this one may get it half
+/// a second late: what it has seen is then that of another time, at worst from before (`first`:
+/// when, and what had been used), and is taken for as much as that of the whole.
 fn usage_within(
     time: Range<u64>,
     first: (u64, Usage),

@@ -14,7 +14,8 @@ pub struct Maker<'a> {
     salt: u64,
 }
 
-/// So many keys are tried to find one in a wanted log: with 64 logs the chance that none is there is below 10^-68.
+/// So many keys are tried to find one in a wanted log: with 64 logs the chance that none is there
+/// is below 10^-68.
 const TRIES: usize = 10_000;
 
 impl<'a> Maker<'a> {

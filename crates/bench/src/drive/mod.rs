@@ -1,14 +1,16 @@
-//! Putting load on a system through lanes: closed loop (so many in flight) or open loop (so many a second, whatever
-//! happens).
+//! Putting load on a system through lanes: closed loop (so many in flight) or open loop (so many a
+//! second, whatever happens).
 //!
-//! **No coordinated omission.** In the open loop an operation's latency counts from the moment at which it was *due*, not from
-//! when it could be sent: a system that stalls for a second shows up as all the operations that were due in that second.
-//! Every operation that began (or was due) in the measured time is waited for, within bounds, beyond its end; those that never
-//! come are recorded with the time waited and counted as unfinished.
+//! **No coordinated omission.** In the open loop an operation's latency counts from the moment at
+//! which it was *due*, not from when it could be sent: a system that stalls for a second shows up
+//! as all the operations that were due in that second. Every operation that began (or was due) in
+//! the measured time is waited for, within bounds, beyond its end; those that never come are
+//! recorded with the time waited and counted as unfinished.
 //!
-//! **What was not done does not vanish.** It counts by when it began (or was due), whenever it ends. One that its client gave up
-//! is unfinished like those that never come: so long did somebody wait in vain. A refusal is counted, but not recorded: most come
-//! at once and would make the percentiles better. Percentiles are those of all others, and are published beside the refusals.
+//! **What was not done does not vanish.** It counts by when it began (or was due), whenever it
+//! ends. One that its client gave up is unfinished like those that never come: so long did somebody
+//! wait in vain. A refusal is counted, but not recorded: most come at once and would make the
+//! percentiles better. Percentiles are those of all others, and are published beside the refusals.
 
 pub mod lanes;
 pub mod maker;
@@ -85,14 +87,15 @@ pub struct Done {
 
 /// One client's way to a system; for one thread.
 pub trait Lane {
-    /// Begins an operation; it may wait until the next poll to be sent. A lane that can do only one thing at a time carries it
-    /// out here, and says so ([`Lane::is_blocking`]).
+    /// Begins an operation; it may wait until the next poll to be sent. A lane that can do only one
+    /// thing at a time carries it out here, and says so ([`Lane::is_blocking`]).
     ///
     /// # Errors
     /// When nothing more can be measured.
     fn submit(&mut self, token: u64, request: Request<'_>) -> Result<()>;
 
-    /// Whether an operation is over when it has been submitted. Then its end is taken note of at once, not after what else is due.
+    /// Whether an operation is over when it has been submitted. Then its end is taken note of at
+    /// once, not after what else is due.
     fn is_blocking(&self) -> bool {
         false
     }
@@ -139,12 +142,14 @@ pub struct Seen {
     pub operations: u64,
     /// Operations that began, or were due, within the measured time and were refused.
     pub refused: u64,
-    /// Operations that began, or were due, within the measured time and did not end, or nobody knows how.
+    /// Operations that began, or were due, within the measured time and did not end, or nobody
+    /// knows how.
     pub unfinished: u64,
-    /// Of operations that began, or were due, within the measured time; without those that were refused.
+    /// Of operations that began, or were due, within the measured time; without those that were
+    /// refused.
     pub latency_ns: Histogram<u64>,
-    /// In the open loop, how long after they were due those of the measured time began for which there was room: what the load's own
-    /// side adds.
+    /// In the open loop, how long after they were due those of the measured time began for which
+    /// there was room: what the load's own side adds.
     pub late_ns: Histogram<u64>,
     /// When each operation ended, ns since the beginning, if asked for.
     pub ends_ns: Vec<u64>,

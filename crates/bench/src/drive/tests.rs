@@ -18,7 +18,8 @@ impl Clock for Fake {
     }
 }
 
-/// Answers after `service_ns`, except between `stall.start` and `stall.end`: then nothing is answered before the end.
+/// Answers after `service_ns`, except between `stall.start` and `stall.end`: then nothing is
+/// answered before the end.
 struct Stalling {
     clock: Fake,
     service_ns: u64,
@@ -132,7 +133,8 @@ fn turn(pace: Pace, inflight: usize) -> Turn {
 
 #[test]
 fn a_stall_of_the_system_appears_in_the_tail_of_the_open_loop() {
-    // 10,000 a second; for 200 ms nothing is answered: 2000 of 10,000 operations were due then, and waited 100 ms on average.
+    // 10,000 a second; for 200 ms nothing is answered: 2000 of 10,000 operations were due then, and
+    // waited 100 ms on average.
     let (seen, _) = run(
         &turn(Pace::Open(10_000.0), 64),
         300 * MS..500 * MS,
@@ -166,7 +168,8 @@ fn what_never_ends_is_counted_and_recorded_with_the_time_waited() {
     assert_eq!(seen.operations + seen.unfinished, 1000);
     assert_eq!(seen.latency_ns.len(), 1000);
     assert_eq!(seen.unfinished, 500);
-    // The last one was due right before the end of the measured time and was waited for for another second.
+    // The last one was due right before the end of the measured time and was waited for for another
+    // second.
     let median_of_lost = seen.latency_ns.value_at_quantile(0.75);
     assert!(median_of_lost > 1000 * MS, "{median_of_lost}");
     assert!(seen.latency_ns.max() > 1400 * MS);
@@ -180,7 +183,8 @@ fn ending_at(moment: u64, now: u64, then: Outcome) -> Outcome {
     }
 }
 
-/// Nothing is answered from 50 ms before the end of the measured time on, and then, while draining, as `ending` says.
+/// Nothing is answered from 50 ms before the end of the measured time on, and then, while draining,
+/// as `ending` says.
 fn ends_while_draining(pace: Pace, inflight: usize, ending: fn(u64) -> Outcome) -> Seen {
     let stall = 1050 * MS..1200 * MS;
     run_ending(&turn(pace, inflight), stall, Mix::reads(0.0), ending).0

@@ -14,8 +14,8 @@ const MOST_RATE: f64 = 1e7;
 /// Longest time that a point is measured for, or warms up.
 const LONGEST_MS: u64 = 3_600_000;
 
-/// Checks a plan that was read, and the shorter one that it becomes with `--quick`. `written`: its text, which alone tells what
-/// was given from what was left out.
+/// Checks a plan that was read, and the shorter one that it becomes with `--quick`. `written`: its
+/// text, which alone tells what was given from what was left out.
 pub(super) fn check(plan: &Plan, written: &toml::Table) -> Result<()> {
     if plan.skip.is_some() {
         return Ok(());

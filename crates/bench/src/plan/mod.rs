@@ -1,4 +1,5 @@
-//! Plans: one TOML file per figure says what is measured, on what, how often, and how it is drawn (docs/benchmarks.md).
+//! Plans: one TOML file per figure says what is measured, on what, how often, and how it is drawn
+//! (docs/benchmarks.md).
 //!
 //! Unknown fields are errors, and every error names its field.
 

@@ -383,7 +383,8 @@ fn ycsb_decides_the_keys() {
 
 #[test]
 fn the_plans_that_come_with_the_program_are_valid() {
-    // Cargo runs tests in their package's directory. (The path known at compile time may be another checkout's.)
+    // Cargo runs tests in their package's directory. (The path known at compile time may be another
+    // checkout's.)
     let directory = Path::new("../../plans");
     let mut figures = Vec::new();
     for entry in std::fs::read_dir(directory).expect("plans") {

@@ -152,7 +152,8 @@ pub struct Load {
     pub measure_ms: u64,
     /// How often each variant is started and measured, in turn.
     pub repetitions: usize,
-    /// All variants run side by side and take turns at every point: a slow second meets both sides of a ratio.
+    /// All variants run side by side and take turns at every point: a slow second meets both sides
+    /// of a ratio.
     pub together: bool,
 }
 
@@ -216,7 +217,8 @@ pub struct Picture {
     pub x: Option<X>,
     /// Along y.
     pub y: Y,
-    /// Whether x is logarithmic; if left out, where x is the sweep's values and the largest is 16 times the smallest or more.
+    /// Whether x is logarithmic; if left out, where x is the sweep's values and the largest is 16
+    /// times the smallest or more.
     pub log_x: Option<bool>,
     /// Whether y is logarithmic.
     pub log_y: bool,
@@ -340,7 +342,8 @@ pub enum Client {
     Resp,
     /// From within the leader's process.
     Embedded,
-    /// From within the threads that move the leader's logs: each asks its own log for the next operation when it has been told of one.
+    /// From within the threads that move the leader's logs: each asks its own log for the next
+    /// operation when it has been told of one.
     Driver,
 }
 
@@ -413,7 +416,8 @@ pub struct Variant {
     pub reads: Option<String>,
     /// cyclone: bytes of each log region, MiB; pmkv: of each server's memory.
     pub region_mib: Option<u64>,
-    /// cyclone: a second level of the log, on the disk: `nvm` (behind the region) or `flash` (what acknowledgements wait for).
+    /// cyclone: a second level of the log, on the disk: `nvm` (behind the region) or `flash` (what
+    /// acknowledgements wait for).
     pub durability: Option<String>,
     /// cyclone: shortest silence before an election, ms.
     pub election_ms: Option<u64>,
@@ -425,8 +429,9 @@ pub struct Variant {
     pub namespaces: Option<bool>,
     /// cyclone over RESP, redis: operations that follow each other on a connection without waiting.
     pub pipeline: Option<usize>,
-    /// cyclone, redis: clients, each a thread. rocksdb: at most so many threads share the operations in flight; without a log of its own as many
-    /// as there are CPUs, with one as many as operations, if left out.
+    /// cyclone, redis: clients, each a thread. rocksdb: at most so many threads share the
+    /// operations in flight; without a log of its own as many as there are CPUs, with one as many
+    /// as operations, if left out.
     pub clients: Option<usize>,
     /// rocksdb: its own log.
     pub log: Option<Log>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use cyclone_replication::Protocol;
 
-use super::runs::{Metering, Outcome};
+use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, Times};
 use crate::measure::{Spread, interleaved};
 use crate::plot::{self, Bars};
@@ -16,6 +16,10 @@ use crate::verdict::Verdict;
 const BYTES: [usize; 4] = [64, 128, 256, 1024];
 const WORKERS: [u32; 4] = [1, 2, 4, 8];
 const COPIES: [usize; 3] = [1, 2, 3];
+/// Of the time of `--quick`: no further repetition begins after it.
+const GRID_SHARE: f64 = 0.35;
+/// No amplification is measured after it; then the table has none there.
+const METERED_SHARE: f64 = 0.6;
 
 /// The columns of `replication.csv`.
 pub(crate) const COLUMNS: [&str; 16] = [
@@ -100,7 +104,8 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// The cases that providers can carry. A protocol that one cannot is left out once, with the reason.
+    /// The cases that providers can carry. A protocol that one cannot is left out once, with the
+    /// reason.
     fn carried(&mut self) -> Result<Vec<Case>> {
         let sweep = match (self.options.full, self.options.common.quick) {
             (true, _) => Sweep::Full,
@@ -113,6 +118,9 @@ impl Experiment<'_> {
         };
         let mut cases = Vec::new();
         for provider in self.providers() {
+            if self.report.leaves_out(provider.name()) {
+                continue;
+            }
             for protocol in self.protocols() {
                 let case = |(record_bytes, workers, copies)| Case {
                     provider,
@@ -141,17 +149,18 @@ impl Experiment<'_> {
 
     fn measured(&mut self, cases: Vec<Case>) -> Result<Vec<Row>> {
         let (times, crowd, repetitions) = (self.times, self.crowd(), self.repetitions());
-        let total = cases.len() * repetitions;
-        let mut done = 0;
-        let results = interleaved(&cases, repetitions, |case, _| {
-            done += 1;
+        self.report.expect(cases.len() * (repetitions + 1));
+        let budget = self.report.budget();
+        let is_over = |repetition| budget.ends(repetition, GRID_SHARE);
+        let results = interleaved(&cases, repetitions, is_over, |case, _| {
             let what = told(case);
-            self.report.progress(&format!("{done}/{total}: {what}"));
+            self.report.progress(&what);
             match self.run_case(*case, crowd, times, None) {
                 Ok((outcome, _)) => Ok(Some(outcome)),
                 Err(error) => self.left_out(&what, &error).map(|()| None),
             }
         })?;
+        self.report.names_left_out(&cases, &results, told);
         let short = Times {
             warm_up: Duration::from_millis(20),
             measure: Duration::from_millis(50),
@@ -162,12 +171,9 @@ impl Experiment<'_> {
             if outcomes.is_empty() {
                 continue;
             }
-            let amplification = match self.run_case(case, crowd, short, Some(Metering::plain())) {
-                Ok((_, stats)) => stats.amplification(),
-                Err(error) => {
-                    self.left_out(&format!("{}, metered", told(&case)), &error)?;
-                    f64::NAN
-                }
+            let amplification = match budget.is_past(METERED_SHARE) {
+                true => f64::NAN,
+                false => self.metered(case, crowd, short)?,
             };
             rows.push(Row {
                 case,
@@ -176,6 +182,16 @@ impl Experiment<'_> {
             });
         }
         Ok(rows)
+    }
+
+    /// A case's amplification, from a run of its own.
+    fn metered(&mut self, case: Case, crowd: Crowd, times: Times) -> Result<f64> {
+        let what = format!("{}, metered", told(&case));
+        self.report.progress(&what);
+        match self.run_case(case, crowd, times, Some(Metering::plain())) {
+            Ok((_, stats)) => Ok(stats.amplification()),
+            Err(error) => self.left_out(&what, &error).map(|()| f64::NAN),
+        }
     }
 
     fn tell(&mut self, rows: &[Row]) -> Result<()> {
@@ -201,7 +217,6 @@ impl Experiment<'_> {
                 rounded(row.amplification, 3),
                 rounded(100.0 * row.spread(|outcome| outcome.disturbed).median, 2),
             ]);
-            self.report.row(&table);
         }
         self.report.table("replication", &table)?;
         if rows

@@ -1,5 +1,5 @@
-//! `replication`: throughput, latency, the backups' CPU time and the modelled write amplification of every protocol; and
-//! the promises that compare them.
+//! `replication`: throughput, latency, the backups' CPU time and the modelled write amplification
+//! of every protocol; and the promises that compare them.
 //!
 //! ```text
 //!   Options, Case   what is measured                               mod.rs
@@ -9,8 +9,9 @@
 //!   pair            two servers that replicate to each other       pair.rs
 //! ```
 //!
-//! Initiators are one pinned thread that drives all workers' senders, as coroutines would; backups are processes on the
-//! other CPU. Amplification comes from a run of its own, so that the model's time is in no figure of speed.
+//! Initiators are one pinned thread that drives all workers' senders, as coroutines would; backups
+//! are processes on the other CPU. Amplification comes from a run of its own, so that the model's
+//! time is in no figure of speed.
 
 mod grid;
 mod pair;
@@ -44,9 +45,14 @@ pub struct Options {
     /// Records under way per worker.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub window: u16,
-    /// Every combination of record size, workers and backups instead of one varied at a time; takes an hour.
+    /// Every combination of record size, workers and backups instead of one varied at a time; takes
+    /// an hour.
     #[arg(long, conflicts_with = "quick")]
     pub full: bool,
+    /// Give initiators a real-time priority, so that other programs do not disturb them; needs the
+    /// right to.
+    #[arg(long)]
+    pub real_time: bool,
     /// Repetitions of every point (default: 3).
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=99))]
     pub repetitions: Option<u16>,

@@ -116,6 +116,7 @@ impl Experiment<'_> {
             warm_up: times.warm_up,
             measure: times.measure,
             pace: None,
+            seed: self.options.common.seed,
             backups: (0..).map(BackupId).zip(addresses).collect(),
         };
         let devices = metering.map(|metering| devices(protocol, &metering));
@@ -123,7 +124,7 @@ impl Experiment<'_> {
         let stats = || devices.as_ref().map_or(Default::default(), |of| of.stats());
         let cpu = || -> Duration { backups.iter().map(|(kid, _)| kid.cpu()).sum() };
         let stop = Arc::clone(stage.launcher().stop());
-        let _initiator = Initiator::on(INITIATOR_CPU, self.options.common.real_time)?;
+        let _initiator = Initiator::on(INITIATOR_CPU, self.options.real_time)?;
         let servers: Vec<u32> = (0..crowd.servers).collect();
         let senders = senders(
             protocol,

@@ -1,5 +1,5 @@
-//! 24 workers × 6 servers against one backup: the modelled media's amplification, and what becomes of speed when
-//! completions wait for it.
+//! 24 workers × 6 servers against one backup: the modelled media's amplification, and what becomes
+//! of speed when completions wait for it.
 
 use anyhow::Result;
 use cyclone_pmem::media::{MediaParameters, MediaStats};
@@ -20,6 +20,10 @@ use crate::verdict::Verdict;
 const SERVERS: u32 = 6;
 /// Workers of each.
 const WORKERS: u32 = 24;
+
+/// Of the time of `--quick`: no further repetition, and no further judged round, begins after it.
+const STREAMS_SHARE: f64 = 0.5;
+const JUDGED_SHARE: f64 = 0.8;
 
 /// What of one protocol is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +74,12 @@ impl Experiment<'_> {
         }
         // By repetition: what a core can do changes within minutes where others share it.
         let mut slowed: Option<(usize, Option<MediaParameters>)> = None;
+        let (repetitions, budget) = (self.repetitions(), self.report.budget());
+        self.report.expect(points.len() * repetitions);
         let runs = interleaved(
             &points,
-            self.repetitions(),
+            repetitions,
+            |repetition| budget.ends(repetition, STREAMS_SHARE),
             |(protocol, variant), repetition| {
                 let device = match (*variant, slowed) {
                     (Variant::Slowed, Some((of, device))) if of == repetition => device,
@@ -99,6 +106,10 @@ impl Experiment<'_> {
                 }
             },
         )?;
+        self.report
+            .names_left_out(&points, &runs, |(protocol, variant)| {
+                format!("{protocol}, media {}", variant.name())
+            });
         let cells = points.iter().zip(runs);
         let cells: Vec<Cell> = cells
             .map(|((protocol, variant), runs)| Cell {
@@ -132,8 +143,9 @@ impl Experiment<'_> {
         self.run_case(case, crowd, self.times, Some(metering))
     }
 
-    /// A device whose media is as fast as this machine's initiator is under `rowan`. One core that plays 144 workers
-    /// stores a few per cent of what the paper's six servers did, so that the paper's device would never be full.
+    /// A device whose media is as fast as this machine's initiator is under `rowan`. One core that
+    /// plays 144 workers stores a few per cent of what the paper's six servers did, so that the
+    /// paper's device would never be full.
     //= rowan §6.2: at 128-byte stores media and software are as fast as each other
     fn calibrated(&mut self, tell: bool) -> Result<Option<MediaParameters>> {
         match self.run_many(Protocol::Rowan, Metering::plain()) {
@@ -185,7 +197,6 @@ impl Experiment<'_> {
                 rounded(cell.spread(|(run, _)| run.latency.p50_us).median, 1),
                 rounded(cell.spread(|(run, _)| run.latency.p99_us).median, 1),
             ]);
-            self.report.row(&table);
         }
         self.report.say(&format!(
             "\n{WORKERS} workers × {SERVERS} servers to one backup (shm, 64 B, one record under way each; media modelled):"
@@ -238,15 +249,21 @@ impl Experiment<'_> {
         }
     }
 
-    /// In rounds of their own, each with a device for the core as it is just then: one round says little where others
-    /// share the core, and what counts is the middle of the rounds' quotients.
+    /// In rounds of their own, each with a device for the core as it is just then: one round says
+    /// little where others share the core, and what counts is the middle of the rounds' quotients.
     fn judge_charged(&mut self) -> Result<()> {
         let judged = [Protocol::Rwrite, Protocol::Batch, Protocol::Rowan];
         let asked = self.protocols();
         let judged: Vec<Protocol> = judged.into_iter().filter(|it| asked.contains(it)).collect();
         let mut rounds = Vec::new();
         if judged.len() > 1 && judged.contains(&Protocol::Rowan) {
-            for round in 1..=2 * self.repetitions() + 1 {
+            let most = 2 * self.repetitions() + 1;
+            self.report.expect(most);
+            let budget = self.report.budget();
+            for round in 1..=most {
+                if budget.ends(round - 1, JUDGED_SHARE) {
+                    break;
+                }
                 self.report
                     .progress(&format!("media charging time, judged: round {round}"));
                 let Some(device) = self.calibrated(false)? else {
@@ -322,7 +339,8 @@ fn full_speed(parameters: &MediaParameters) -> f64 {
         / parameters.line_write_ns.max(1) as f64
 }
 
-/// The default device, its media slowed down so that complete lines are written at so many bytes per second.
+/// The default device, its media slowed down so that complete lines are written at so many bytes
+/// per second.
 fn slowed(bytes_s: f64) -> MediaParameters {
     let default = MediaParameters::default();
     let per_line_ns = default.line_write_ns as f64 * full_speed(&default) / bytes_s.max(1.0);

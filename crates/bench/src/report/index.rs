@@ -1,4 +1,5 @@
-//! docs/figures/index.md: every figure of the papers, what we ran, our picture, their numbers and ours.
+//! docs/figures/index.md: every figure of the papers, what we ran, our picture, their numbers and
+//! ours.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -80,7 +81,8 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// Writes the index of all results in a directory. `now`: what a plan asks to be measured now, if there is one of that name.
+/// Writes the index of all results in a directory. `now`: what a plan asks to be measured now, if
+/// there is one of that name.
 ///
 /// # Errors
 /// What the file system says.
@@ -114,7 +116,7 @@ fn order(figure: &str) -> (String, u32, String) {
 
 fn page(results: &[PlanResult], now: &dyn Fn(&str) -> Option<String>) -> String {
     let mut text = String::from(
-        "# The papers' figures, drawn again\n\nWritten by `make figures` (docs/benchmarks.md); every picture has its numbers as CSV beside it. Ratios are within one \
+        "# Figures\n\nCyclone's figures, those of Rowan's that name systems which run here, YCSB, and comparisons that no paper has; written by `make figures` (docs/benchmarks.md); every picture has its numbers as CSV beside it. Ratios are within one \
          run; absolute numbers are this machine's.\n\n",
     );
     text.push_str(HEADING);

@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 use crate::plan::Plan;
 use crate::result::PlanResult;
 
-/// Makes the directory and finds out whether files can be written there: before an hour is spent on what they are to hold.
+/// Makes the directory and finds out whether files can be written there: before an hour is spent on
+/// what they are to hold.
 ///
 /// # Errors
 /// What the file system says.
@@ -23,7 +24,8 @@ pub fn prepare(out: &Path) -> Result<()> {
         .with_context(|| format!("cannot write to {}", out.display()))
 }
 
-/// Writes all files of a result into a directory and answers their paths. A plan that was not run has JSON and a row only.
+/// Writes all files of a result into a directory and answers their paths. A plan that was not run
+/// has JSON and a row only.
 ///
 /// # Errors
 /// What the file system says.

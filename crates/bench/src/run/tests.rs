@@ -96,7 +96,8 @@ impl Drop for Runs {
     }
 }
 
-/// The measured time is long enough for a thread that gets no CPU for a while to do something in it.
+/// The measured time is long enough for a thread that gets no CPU for a while to do something in
+/// it.
 const PLAN: &str = r#"
 figure = "f"
 title = "t"
@@ -124,6 +125,10 @@ fn plan(variants: &[&str]) -> Plan {
 }
 
 fn run_plan(plan: &Plan, story: &Story) -> PlanResult {
+    run_within(plan, story, Budget::new(false))
+}
+
+fn run_within(plan: &Plan, story: &Story, budget: Budget) -> PlanResult {
     let stop = AtomicBool::new(false);
     let systems = |variant: &Variant| -> Result<Box<dyn System>> {
         Ok(Box::new(Instant {
@@ -137,6 +142,7 @@ fn run_plan(plan: &Plan, story: &Story) -> PlanResult {
         quick: false,
         systems: &systems,
         settling: Duration::ZERO,
+        budget,
         stop: &stop,
         progress: Progress::to(false, Box::new(std::io::sink()), steps(plan)),
     };
@@ -147,6 +153,7 @@ fn run_plan(plan: &Plan, story: &Story) -> PlanResult {
 #[test]
 fn variants_take_turns_and_one_that_is_absent_or_breaks_leaves_the_others_their_results() {
     side_by_side();
+    out_of_time();
     let story = Story::default();
     let plan = plan(&["a", "absent", "breaks", "b"]);
     let result = run_plan(&plan, &story);
@@ -176,6 +183,34 @@ fn variants_take_turns_and_one_that_is_absent_or_breaks_leaves_the_others_their_
     let broken = result.variant("breaks").expect("a variant").absent.clone();
     assert!(broken.expect("a reason").why.contains("it broke"));
     assert!(result.failed());
+}
+
+/// Nothing begins when the time is over, and what was left out is named.
+fn out_of_time() {
+    for is_together in [false, true] {
+        let story = Story::default();
+        let mut plan = plan(&["a", "b"]);
+        plan.load.together = is_together;
+        let over = Budget::of(Some(Duration::ZERO));
+        let result = run_within(&plan, &story, over);
+        let measured = story
+            .borrow()
+            .iter()
+            .filter(|it| it.contains("measure"))
+            .count();
+        // Side by side one point is measured: all have been started then.
+        let (points, left_out): (usize, &[&str]) = match is_together {
+            false => (0, &["a", "b"]),
+            true => (2, &["a, 4", "b, 4"]),
+        };
+        assert_eq!(measured, points);
+        assert_eq!(result.left_out, left_out);
+        assert!(!result.failed());
+        assert!(
+            !result.is_current(&plan, false, |_| true),
+            "to be run again"
+        );
+    }
 }
 
 /// All are there at once, and the first of a point is the last of the next.

@@ -18,8 +18,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Key number `number` of `len` bytes (8 to 64): eight bytes that scatter, and dots. Different numbers have different
-    /// keys, and neighbours lie far apart.
+    /// Key number `number` of `len` bytes (8 to 64): eight bytes that scatter, and dots. Different
+    /// numbers have different keys, and neighbours lie far apart.
     pub fn new(number: u64, len: usize) -> Key {
         let len = len.clamp(SHORTEST_KEY, LONGEST_KEY);
         let mut bytes = [b'.'; LONGEST_KEY];

@@ -1,5 +1,6 @@
-//! What clients ask for: which keys, how large values, how many reads. A sequence is a function of its seed alone, so that
-//! every system gets the same operations; but for which keys have been inserted by then, which lanes tell each other.
+//! What clients ask for: which keys, how large values, how many reads. A sequence is a function of
+//! its seed alone, so that every system gets the same operations; but for which keys have been
+//! inserted by then, which lanes tell each other.
 //!
 //! ```text
 //!   keys    uniform | zipfian (YCSB's 0.99) | latest            zipf.rs
@@ -86,7 +87,8 @@ pub struct Workload {
     pub spread: usize,
 }
 
-/// Which keys exist: those from before, and one more with each insert of any lane, for as long as what was started runs.
+/// Which keys exist: those from before, and one more with each insert of any lane, for as long as
+/// what was started runs.
 #[derive(Clone, Debug)]
 pub struct Inserts {
     next: Arc<AtomicU64>,

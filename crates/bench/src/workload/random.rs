@@ -25,12 +25,18 @@ impl Random {
         number
     }
 
+    /// So many bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.draw() as u8).collect()
+    }
+
     /// A number of [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number below `limit`, which is not 0; too small a preference for low numbers to matter here.
+    /// A number below `limit`, which is not 0; too small a preference for low numbers to matter
+    /// here.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(limit)) >> 64) as u64
     }

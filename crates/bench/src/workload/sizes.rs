@@ -1,9 +1,10 @@
 //! How many bytes values have.
 //!
-//! ETC and VAR are two of the pools that Atikoglu et al. describe (Workload Analysis of a Large-Scale Key-Value Store,
-//! SIGMETRICS 2012; what cyclone §6 mimics). For ETC the authors give numbers: a table for 0 to 14 bytes and a generalized
-//! Pareto distribution from there on. For VAR they print a curve only; ours are a few support points with straight lines
-//! between them, in the range that cyclone §6 calls smaller than ETC's, and no more than that.
+//! ETC and VAR are two of the pools that Atikoglu et al. describe (Workload Analysis of a
+//! Large-Scale Key-Value Store, SIGMETRICS 2012; what cyclone §6 mimics). For ETC the authors give
+//! numbers: a table for 0 to 14 bytes and a generalized Pareto distribution from there on. For VAR
+//! they print a curve only; ours are a few support points with straight lines between them, in the
+//! range that cyclone §6 calls smaller than ETC's, and no more than that.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +29,8 @@ const ETC_SMALL: [f64; 15] = [
 /// The generalized Pareto distribution of the others, from 15 bytes on.
 const ETC_SCALE: f64 = 214.476;
 const ETC_SHAPE: f64 = 0.348238;
-/// Longer ones (one in three thousand millions) are cut: memcached takes no more, nor does Cyclone by default.
+/// Longer ones (one in three thousand millions) are cut: memcached takes no more, nor does Cyclone
+/// by default.
 pub const LONGEST: u32 = 1_000_000;
 
 /// VAR: bytes, and the share of values that are not longer.

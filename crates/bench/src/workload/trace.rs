@@ -1,10 +1,12 @@
-//! A sequence of operations as a file, so that load generators in other languages do the same work (docs/benchmarks.md).
+//! A sequence of operations as a file, so that load generators in other languages do the same work
+//! (docs/benchmarks.md).
 //!
 //! ```text
 //!  0        8     12    13   16
 //! | key     | len | act | 0 | …   16 bytes each, little-endian
 //! ```
-//! `act`: 0 write, 1 read, 2 read-modify-write, 3 insert, 4 scan. A batch's writes follow each other.
+//! `act`: 0 write, 1 read, 2 read-modify-write, 3 insert, 4 scan. A batch's writes follow each
+//! other.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Mixes of reads, writes, inserts and scans: those of YCSB (Cooper et al., SoCC 2010, table 2), and plain shares of reads.
+//! Mixes of reads, writes, inserts and scans: those of YCSB (Cooper et al., SoCC 2010, table 2),
+//! and plain shares of reads.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! Zipfian ranks by rejection-inversion (Hörmann and Derflinger, 1996): exact for any number of items, nothing to
-//! prepare.
+//! Zipfian ranks by rejection-inversion (Hörmann and Derflinger, 1996): exact for any number of
+//! items, nothing to prepare.
 
 use super::Random;
 

@@ -42,7 +42,8 @@ impl ClientCore {
         }
     }
 
-    /// Whether these are terms of a leader after those that this client knows of: later in some log, earlier in none.
+    /// Whether these are terms of a leader after those that this client knows of: later in some
+    /// log, earlier in none.
     fn is_news(&self, terms: &[u64]) -> bool {
         let known = |log: usize| self.terms.get(log).copied().unwrap_or(0);
         let mut pairs = terms.iter().enumerate();
@@ -100,8 +101,8 @@ impl ClientCore {
             return;
         }
         let newest = request.attempts.last == attempt;
-        // Each attempt has its number: an answer to an older one says how long answers take as well. Where they take longer than the
-        // patience it is the only kind there is.
+        // Each attempt has its number: an answer to an older one says how long answers take as
+        // well. Where they take longer than the patience it is the only kind there is.
         let took_us =
             (request.attempts.sent_us(attempt)).map(|sent_us| now_us.saturating_sub(sent_us));
         let refusal = match status {
@@ -143,13 +144,15 @@ impl ClientCore {
                 return;
             }
             request.last_refusal = why;
-            // One that takes long tells how far away they are; a quick one nothing of how long work takes.
+            // One that takes long tells how far away they are; a quick one nothing of how long work
+            // takes.
             if let Some(took_us) = took_us.filter(|us| *us > self.response_time.usual_us()) {
                 self.response_time.sample(took_us);
             }
             if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
                 if request.kind == Kind::Write && request.attempts.in_doubt() {
-                    // To send it again is of no use, and those under way may have been judged otherwise: their answers count, or the deadline.
+                    // To send it again is of no use, and those under way may have been judged
+                    // otherwise: their answers count, or the deadline.
                     request.due_us = u64::MAX;
                     return;
                 }
@@ -182,7 +185,8 @@ impl ClientCore {
                 if self.session.number() == Some(request.session) {
                     self.session.state = State::Closed;
                 }
-                // This attempt was not executed. If no other one can have been, it is safe to start over.
+                // This attempt was not executed. If no other one can have been, it is safe to start
+                // over.
                 if request.attempts.in_doubt() {
                     return self.finish(ticket, Err(ClientError::Unknown));
                 }

@@ -1,4 +1,5 @@
-//! A cluster without a network: one replicated state, some node that leads it (or none), answers in wire form.
+//! A cluster without a network: one replicated state, some node that leads it (or none), answers in
+//! wire form.
 // Not every test uses all of it.
 #![allow(dead_code)] // Each test file uses its part.
 

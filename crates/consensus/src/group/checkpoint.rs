@@ -14,8 +14,9 @@ impl Group {
         self.raw.store().wants_snapshot.take()
     }
 
-    /// The checkpoint of an offer ([`RaftKind::Snapshot`]) has been fetched and installed in the store: the log begins
-    /// anew behind it, unless it holds that entry already. Persist and send what [`Group::take_ready`] gives.
+    /// The checkpoint of an offer ([`RaftKind::Snapshot`]) has been fetched and installed in the
+    /// store: the log begins anew behind it, unless it holds that entry already. Persist and send
+    /// what [`Group::take_ready`] gives.
     ///
     /// # Errors
     /// The offer makes no sense here; the group is unchanged.
@@ -38,13 +39,14 @@ impl Group {
         };
         let members = &meta.members;
         let included = members.contains(raft.id);
-        let known = self.may_hear(offer.from, RaftKind::Snapshot);
+        let known = self.accepts_sender(offer.from, RaftKind::Snapshot);
         if offer.to != raft.id || offer.log != self.config.log || !included || !known {
             return Err(misdirected);
         }
         self.skip_through = self.skip_through.max(meta.index);
         if self.is_leader() {
-            // Elected meanwhile: the log holds every committed entry, so nothing needs to be replaced.
+            // Elected meanwhile: the log holds every committed entry, so nothing needs to be
+            // replaced.
             return Ok(());
         }
         // The offer may be older than the term by now; what it holds is committed all the same.
@@ -58,7 +60,8 @@ impl Group {
         message.set_snapshot(view::snapshot(meta));
         self.raw.step(message).map_err(|_| StepError::Refused)?;
         if is_old && self.raw.raft.state == StateRole::Follower {
-            // raft-rs takes the sender for the term's leader. A learner would refuse the true one for ever.
+            // raft-rs takes the sender for the term's leader. A learner would refuse the true one
+            // for ever.
             self.raw.raft.leader_id = leader;
         }
         if self.raw.snap().is_some() {

@@ -1,11 +1,14 @@
-//! Who takes part, and changing it by joint consensus: the entry that brings a membership takes effect when it commits.
+//! Who takes part, and changing it by joint consensus: the entry that brings a membership takes
+//! effect when it commits.
 //!
-//! A change is two entries: the joint configuration, which needs majorities of the old and of the new voters, and, once that is
-//! committed, the new one alone. Each carries the whole membership, so a replica that joins can take it up at any of them.
+//! A change is two entries: the joint configuration, which needs majorities of the old and of the
+//! new voters, and, once that is committed, the new one alone. Each carries the whole membership,
+//! so a replica that joins can take it up at any of them.
 //!
-//! raft-rs is told of a change when it is made, and sees nothing but ordinary entries before: what it would check of membership
-//! entries is checked here. A leader appends one only when none is under way and its own term has a committed entry. So of two
-//! membership entries in a log the earlier one is committed, whatever the commit index says, and nobody campaigns with a
+//! raft-rs is told of a change when it is made, and sees nothing but ordinary entries before: what
+//! it would check of membership entries is checked here. A leader appends one only when none is
+//! under way and its own term has a committed entry. So of two membership entries in a log the
+//! earlier one is committed, whatever the commit index says, and nobody campaigns with a
 //! configuration that is two behind its log.
 
 use cyclone_wal::ring::Ring;
@@ -33,8 +36,8 @@ fn payload_of(ring: &Ring, index: u64) -> Option<Vec<u8>> {
     Some(payload)
 }
 
-/// Brings the membership of a state that was read back up to what the store and the log say of it. Answers the membership entries
-/// whose commitment is not known.
+/// Brings the membership of a state that was read back up to what the store and the log say of it.
+/// Answers the membership entries whose commitment is not known.
 pub(super) fn recover(
     config: &Config,
     ring: &Ring,
@@ -64,7 +67,8 @@ pub(super) fn recover(
         view::set_members(state, &Members::of_voters(&config.voters), 0);
     }
     let members = view::members_of(state);
-    // One that joins has none yet; one that was removed from this log may still be needed by others.
+    // One that joins has none yet; one that was removed from this log may still be needed by
+    // others.
     let joins = is_first && members == Members::default();
     let left_out = is_first && !members.contains(config.id);
     match joins || members.is_sane() && !left_out {
@@ -80,7 +84,8 @@ fn change(kind: ConfChangeType, id: &u64) -> ConfChangeSingle {
     single
 }
 
-/// What leads from one membership to another, as raft-rs wants to hear it; `None` if no single step does.
+/// What leads from one membership to another, as raft-rs wants to hear it; `None` if no single step
+/// does.
 fn step_between(from: &Members, to: &Members) -> Option<ConfChangeV2> {
     let mut step = ConfChangeV2::default();
     if from.is_joint() {
@@ -115,7 +120,8 @@ fn sorted(members: &Members) -> Members {
     members
 }
 
-/// The joint membership on the way from one to another, whose lists of voters and learners are given.
+/// The joint membership on the way from one to another, whose lists of voters and learners are
+/// given.
 fn joint(from: &Members, voters: &[u64], learners: &[u64]) -> Members {
     let voted = |id: &&u64| from.voters.contains(id);
     Members {
@@ -143,10 +149,12 @@ impl Group {
         !self.changes.is_empty()
     }
 
-    /// Begins a change to these voters and learners; [`Group::leave_joint`], called by whoever leads then, ends it. Answers the entry's index, or `None` if that is the membership already.
+    /// Begins a change to these voters and learners; [`Group::leave_joint`], called by whoever
+    /// leads then, ends it. Answers the entry's index, or `None` if that is the membership already.
     ///
     /// # Errors
-    /// Nothing was done: as [`Group::propose`], [`ProposeError::Changing`], [`ProposeError::BadMembers`],
+    /// Nothing was done: as [`Group::propose`], [`ProposeError::Changing`],
+    /// [`ProposeError::BadMembers`],
     /// [`ProposeError::Behind`].
     pub fn propose_members(
         &mut self,
@@ -201,8 +209,8 @@ impl Group {
         Ok(index)
     }
 
-    /// Leader: leaves a joint configuration, if there is one and it is committed. A leader that is not among the new voters does
-    /// not: it has to hand over. Call it now and then.
+    /// Leader: leaves a joint configuration, if there is one and it is committed. A leader that is
+    /// not among the new voters does not: it has to hand over. Call it now and then.
     pub fn leave_joint(&mut self) {
         let state = self.raw.store().ring.hard_state();
         if state.voters_outgoing.is_empty() || !self.is_leader() || !self.may_change() {
@@ -250,12 +258,16 @@ impl Group {
         }
     }
 
-    /// Whether a message of this kind may be from this replica. One that is not known here may be newer than what is known here,
-    /// for ids only grow; then its word as a leader or candidate counts, as Raft has it. A replica that joins listens to
-    /// whoever leads, and votes for nobody before it has a membership entry: it could have lost what it knew.
-    pub(crate) fn may_hear(&self, from: u64, kind: RaftKind) -> bool {
+    /// Whether a message of this kind may be from this replica. One that is not known here may be
+    /// newer than what is known here, for ids only grow; then its word as a leader or candidate
+    /// counts, as Raft has it. A replica that joins listens to whoever leads, and votes for nobody
+    /// before it has a membership entry: it could have lost what it knew.
+    pub(crate) fn accepts_sender(&self, from: u64, kind: RaftKind) -> bool {
         if self.raw.raft.prs().get(from).is_some() {
             return true;
+        }
+        if self.is_only_member() {
+            return false;
         }
         let highest = self.members().highest();
         match kind {
@@ -267,9 +279,10 @@ impl Group {
         }
     }
 
-    /// Carries out the membership entries up to `through`, all of which are committed and in the ring. Each becomes part of the
-    /// durable state, with a commit index that covers it, before raft-rs hears of it.
-    pub(crate) fn carry_out_changes(&mut self, through: u64) -> Result<(), ConsensusError> {
+    /// Carries out the membership entries up to `through`, all of which are committed and in the
+    /// ring. Each becomes part of the durable state, with a commit index that covers it, before
+    /// raft-rs hears of it.
+    pub(crate) fn apply_member_changes(&mut self, through: u64) -> Result<(), ConsensusError> {
         while let Some(index) = self.changes.first().copied().filter(|at| *at <= through) {
             let ring = &self.raw.store().ring;
             let payload = payload_of(ring, index).unwrap_or_default();
@@ -278,7 +291,8 @@ impl Group {
             let mut state = ring.hard_state().clone();
             state.commit = state.commit.max(index);
             view::set_members(&mut state, &to, index);
-            // What the group says under the new membership leaves with a later step, after this one.
+            // What the group says under the new membership leaves with a later step, after this
+            // one.
             let _durable = self.raw.mut_store().ring.persist(Batch {
                 entries: &[],
                 hard_state: Some(state),
@@ -286,7 +300,7 @@ impl Group {
             self.changes.remove(0);
             // A checkpoint from before leaves out who comes with this entry.
             self.raw.mut_store().available = None;
-            self.tell_raft(&from, &to)
+            self.apply_to_raft(&from, &to)
                 .filter(|told| sorted(told) == sorted(&to))
                 .ok_or(ConsensusError::Members { index })?;
         }
@@ -294,7 +308,7 @@ impl Group {
     }
 
     /// Answers what raft-rs makes of it.
-    fn tell_raft(&mut self, from: &Members, to: &Members) -> Option<Members> {
+    fn apply_to_raft(&mut self, from: &Members, to: &Members) -> Option<Members> {
         let conf = match *from == Members::default() {
             true => self.first_configuration(to)?,
             false => self.raw.apply_conf_change(&step_between(from, to)?).ok()?,

@@ -1,10 +1,11 @@
-//! A cluster of groups in one thread: simulated memory, a network that loses, doubles and reorders, crashes.
+//! A cluster of groups in one thread: simulated memory, a network that loses, doubles and reorders,
+//! crashes.
 #![allow(dead_code, missing_docs)] // Each test file uses its part.
 
 use std::collections::BTreeMap;
 
 use cyclone_consensus::{
-    Ahead, Config, Group, OutMessage, Outbox, PeerState, StepError, persist_all_ahead,
+    Config, EarlyAppends, Group, OutMessage, Outbox, PeerState, StepError, persist_all_pipelined,
 };
 use cyclone_pmem::{CrashSim, Payload, Region};
 use cyclone_wal::HardState;
@@ -82,8 +83,8 @@ pub fn encoded(group: &Group, message: &OutMessage) -> Vec<u8> {
 }
 
 /// What leaders send before their own copies are durable, with its receivers.
-pub fn bytes_of(ahead: &[Ahead<'_>]) -> Vec<(u64, Vec<u8>)> {
-    let of = |from: &Ahead<'_>| {
+pub fn bytes_of(ahead: &[EarlyAppends<'_>]) -> Vec<(u64, Vec<u8>)> {
+    let of = |from: &EarlyAppends<'_>| {
         let messages = from.messages.iter();
         let sent = messages.map(|message| (message.to, encoded(from.group, message)));
         sent.collect::<Vec<_>>()
@@ -205,8 +206,8 @@ impl Cluster {
             let mut idle = true;
             while let Some(ready) = self.nodes[at].group.take_ready() {
                 let mut ahead = Vec::new();
-                let send = |from: &[Ahead<'_>]| ahead = bytes_of(from);
-                let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), send);
+                let send = |from: &[EarlyAppends<'_>]| ahead = bytes_of(from);
+                let mut outboxes = persist_all_pipelined(std::iter::once(((), ready)), send);
                 let (_, outbox) = outboxes.pop().unwrap();
                 self.network.append(&mut ahead);
                 self.take(at, outbox.unwrap());
@@ -301,7 +302,8 @@ impl Cluster {
         }
         let payloads = Payload::from_vec(bytes[payload_at..].to_vec());
         if let Err(error) = node.group.step(message, payloads) {
-            // A leader that sends before its own write is durable may forget, in a crash, what followers then acknowledge.
+            // A leader that sends before its own write is durable may forget, in a crash, what
+            // followers then acknowledge.
             let forgot = self.mode == Some(FlashMode::Only);
             let wrong = match error {
                 StepError::ContradictsCommitted { .. } => true,

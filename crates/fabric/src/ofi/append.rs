@@ -1,9 +1,10 @@
-//! Append queues: large buffers posted ahead in order, which the provider fills with messages as they arrive
-//! (`FI_MULTI_RECV`).
+//! Append queues: large buffers posted ahead in order, which the provider fills with messages as
+//! they arrive (`FI_MULTI_RECV`).
 //!
-//! Each queue has a receiving endpoint of its own, so that nothing but appends lands in segments. Senders pad to 64
-//! bytes and learn the queue's address only by naming its token. 8 bytes beside each message (`FI_REMOTE_CQ_DATA`) say
-//! whose it is; when the bytes are written back, the receiver's thread answers, and only that completes the append.
+//! Each queue has a receiving endpoint of its own, so that nothing but appends lands in segments.
+//! Senders pad to 64 bytes and learn the queue's address only by naming its token. 8 bytes beside
+//! each message (`FI_REMOTE_CQ_DATA`) say whose it is; when the bytes are written back, the
+//! receiver's thread answers, and only that completes the append.
 //!
 //= rowan §3.1: many senders, addresses in order of arrival; §3.2.2: large receives posted ahead, never one per message
 
@@ -118,8 +119,8 @@ impl Core {
                         .as_ref()
                         .map_or(std::ptr::null_mut(), Registered::descriptor),
                 };
-                // SAFETY: the area stays mapped and is never borrowed; the slot stays until the segment is released
-                // or the queue's port has ended.
+                // SAFETY: the area stays mapped and is never borrowed; the slot stays until the
+                // segment is released or the queue's port has ended.
                 let posted =
                     unsafe { port.receive(piece, sys::MULTI_RECV, self.slots.context(index)) };
                 if posted.is_err() {
@@ -219,8 +220,8 @@ impl Core {
         Ok(())
     }
 
-    /// Closes a queue. Its port ends here: nothing lands in its segments any more. The segments that the provider had not
-    /// taken are untouched.
+    /// Closes a queue. Its port ends here: nothing lands in its segments any more. The segments
+    /// that the provider had not taken are untouched.
     pub fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
         self.queue(key)?;
         let id = key.0.id;

@@ -15,7 +15,8 @@ const SMALL_BYTES: usize = 4096 + 64;
 /// Buffers of each class that are kept for reuse.
 const KEPT: usize = 256;
 
-/// Memory that only the provider and its owner touch; not even the owner holds references while it is under way.
+/// Memory that only the provider and its owner touch; not even the owner holds references while it
+/// is under way.
 pub struct Buffer {
     start: NonNull<u8>,
     layout: Layout,
@@ -160,7 +161,8 @@ impl Buffers {
     }
 }
 
-/// What libfabric may scribble on while an operation is under way (`struct fi_context2`), and whose it is.
+/// What libfabric may scribble on while an operation is under way (`struct fi_context2`), and whose
+/// it is.
 #[repr(C, align(64))]
 struct Slot {
     scratch: [u64; 8],
@@ -222,8 +224,9 @@ impl<W> Slots<W> {
     /// The slot behind a completion's pointer.
     pub fn index(&self, context: *mut c_void) -> Option<usize> {
         let slot = NonNull::new(context.cast::<Slot>())?;
-        // SAFETY: contexts come back as they were given, and slots live as long as this table; a foreign pointer
-        // would be the provider's bug. `index` lies beyond what the provider may change.
+        // SAFETY: contexts come back as they were given, and slots live as long as this table; a
+        // foreign pointer would be the provider's bug. `index` lies beyond what the provider may
+        // change.
         let index = unsafe { (&raw const (*slot.as_ptr()).index).read() };
         (self.slots.get(index) == Some(&slot)).then_some(index)
     }

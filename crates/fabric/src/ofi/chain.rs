@@ -1,12 +1,15 @@
-//! Chains: one operation on every member's memory, carried from hop to hop by the members' provider threads.
+//! Chains: one operation on every member's memory, carried from hop to hop by the members' provider
+//! threads.
 //!
-//! A chain is opened at every member by the initiator itself: each learns its key, its place and the next member's
-//! address, and says when its link to that one stands. An operation runs at a member before it goes on, so that the last
-//! member's answer to the initiator speaks for all. Messages of one connection are handled in order (turns.rs), and
-//! every member checks the operations' numbers.
+//! A chain is opened at every member by the initiator itself: each learns its key, its place and
+//! the next member's address, and says when its link to that one stands. An operation runs at a
+//! member before it goes on, so that the last member's answer to the initiator speaks for all.
+//! Messages of one connection are handled in order (turns.rs), and every member checks the
+//! operations' numbers.
 //!
-//! libfabric's deferred work (`FI_TRIGGER`, only on `sockets`) does not do this: what it sends is fixed when it is
-//! queued, while a chain's operation brings its own offset and length (docs/adr/0008-libfabric.md).
+//! libfabric's deferred work (`FI_TRIGGER`, only on `sockets`) does not do this: what it sends is
+//! fixed when it is queued, while a chain's operation brings its own offset and length
+//! (docs/adr/0008-libfabric.md).
 //!
 //= hyperloop §4: gWRITE, gCAS with execute and result maps, gMEMCPY, gFLUSH
 

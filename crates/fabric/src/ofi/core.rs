@@ -23,19 +23,22 @@ use crate::operation::ConnectionId;
 /// Room for a chain operation's fields beside its data.
 pub const CHAIN_ROOM: usize = 1024;
 
-/// Operations with the providers at once, over all connections; those of dead peers count until the provider lets go.
+/// Operations with the providers at once, over all connections; those of dead peers count until the
+/// provider lets go.
 const MAX_SLOTS: usize = 16 * 1024;
 
 /// How often time-outs are looked for.
 const TIMER: Duration = Duration::from_millis(5);
 
-/// All of an endpoint. The order of fields is the order in which they end: ports before what they use.
+/// All of an endpoint. The order of fields is the order in which they end: ports before what they
+/// use.
 pub struct Core {
     pub port: Port,
     pub queues: BTreeMap<u64, Queue>,
     pub registrations: BTreeMap<u64, Registration>,
     pub revoking: Option<Revoking>,
-    /// Keys that were revoked while the port could not be opened anew: what came in by it may still be under way.
+    /// Keys that were revoked while the port could not be opened anew: what came in by it may still
+    /// be under way.
     pub not_cut_off: BTreeSet<u64>,
     pub slots: Slots<Work>,
     pub buffers: Buffers,
@@ -307,8 +310,8 @@ impl Core {
         if let Some(&peer) = self.peers.get(raw) {
             return Ok(peer);
         }
-        // Ended processes' addresses are forgotten here; the provider keeps its small entries, because operations to
-        // them may linger.
+        // Ended processes' addresses are forgotten here; the provider keeps its small entries,
+        // because operations to them may linger.
         if self.peers.len() >= 4 * self.options.max_connections {
             let used: BTreeSet<&[u8]> = self.connections.values().map(|c| &c.raw[..]).collect();
             self.peers.retain(|raw, _| used.contains(&raw[..]));
@@ -409,7 +412,8 @@ impl Core {
         self.chains_lost(id, kind);
     }
 
-    /// Ends a connection at the program's wish: what is under way fails, and nothing else is reported.
+    /// Ends a connection at the program's wish: what is under way fails, and nothing else is
+    /// reported.
     pub fn end_connection(&mut self, id: u64) {
         let events = self.events.len();
         self.break_connection(id, None, FailureKind::Broken);
@@ -467,8 +471,8 @@ impl Core {
         self.expire_chains(now);
     }
 
-    /// Closes the port and opens it again at the same address: whatever peers still had under way is lost. Connections
-    /// with operations under way break; the others live on.
+    /// Closes the port and opens it again at the same address: whatever peers still had under way
+    /// is lost. Connections with operations under way break; the others live on.
     pub fn reopen(&mut self) -> Result<(), FabricError> {
         let broken: Vec<u64> = self
             .connections

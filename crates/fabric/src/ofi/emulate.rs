@@ -1,5 +1,6 @@
-//! Compare-swap and fetch-add where the provider has none (`net`): a message to the target's thread, which does them with
-//! the CPU's own atomic instructions. Its CPU time is the price, as for flushes.
+//! Compare-swap and fetch-add where the provider has none (`net`): a message to the target's
+//! thread, which does them with the CPU's own atomic instructions. Its CPU time is the price, as
+//! for flushes.
 
 use super::core::Core;
 use super::operations::Turn;

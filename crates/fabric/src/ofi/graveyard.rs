@@ -1,14 +1,17 @@
-//! Ports of providers whose endpoints have names (`shm`) that were closed while others of this process live.
+//! Ports of providers whose endpoints have names (`shm`) that were closed while others of this
+//! process live.
 //!
-//! libfabric 1.17's shm maps a peer of the same process by pointer: closing an endpoint unmaps it under its peers' feet.
-//! So nothing of such a provider is closed before the process has no endpoint of it left. A port here is never polled,
-//! and with shm what is not polled takes nothing in: for its peers it is gone.
+//! libfabric 1.17's shm maps a peer of the same process by pointer: closing an endpoint unmaps it
+//! under its peers' feet. So nothing of such a provider is closed before the process has no
+//! endpoint of it left. A port here is never polled, and with shm what is not polled takes nothing
+//! in: for its peers it is gone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::sys;
 
-/// What is closed when the last one is gone, in this order: endpoints, then what they are bound to, then domains.
+/// What is closed when the last one is gone, in this order: endpoints, then what they are bound to,
+/// then domains.
 #[derive(Default)]
 struct Graveyard {
     living: usize,

@@ -1,4 +1,5 @@
-//! A member's side of chains: run an operation here, then hand it on or answer the initiator (chain.rs).
+//! A member's side of chains: run an operation here, then hand it on or answer the initiator
+//! (chain.rs).
 
 use super::chain::{FIXED, MAX_MEMBERS, overlap};
 use super::core::Core;

@@ -1,4 +1,5 @@
-//! The provider `libfabric`: real NICs (verbs, EFA) and software (shm, tcp, net, sockets, udp) by one code.
+//! The provider `libfabric`: real NICs (verbs, EFA) and software (shm, tcp, net, sockets, udp) by
+//! one code.
 //!
 //! ```text
 //!   OfiEndpoint   the endpoint, its lock and its progress thread       mod.rs, progress.rs
@@ -13,14 +14,14 @@
 //!                 what libfabric leaves behind, and takes over         names.rs, signals.rs
 //! ```
 //!
-//! Nothing here asks for a provider's name to know what it can do: everything follows from its `fi_info`, but for how
-//! much `sockets` may be given (`provider.rs`). Who enforces and promises what, and measured figures:
-//! docs/adr/0008-libfabric.md.
+//! Nothing here asks for a provider's name to know what it can do: everything follows from its
+//! `fi_info`, but for how much `sockets` may be given (`provider.rs`). Who enforces and promises
+//! what, and measured figures: docs/adr/0008-libfabric.md.
 //!
-//! A message and a grant precede the first operation under a key: the target's thread checks the token and answers with
-//! what the provider needs to find the memory. From then on operations are the provider's alone, which checks
-//! registration, bounds and rights of each; where applications may choose remote keys, the key is derived from the token,
-//! so that the provider checks that too.
+//! A message and a grant precede the first operation under a key: the target's thread checks the
+//! token and answers with what the provider needs to find the memory. From then on operations are
+//! the provider's alone, which checks registration, bounds and rights of each; where applications
+//! may choose remote keys, the key is derived from the token, so that the provider checks that too.
 
 mod append;
 mod buffers;
@@ -73,23 +74,27 @@ pub enum Progress {
 /// How to open an endpoint.
 #[derive(Clone, Debug)]
 pub struct OfiOptions {
-    /// The provider's name, as `fi_info -l` prints it: `shm`, `tcp`, `net`, `sockets`, `udp`, `verbs`, `efa`.
+    /// The provider's name, as `fi_info -l` prints it: `shm`, `tcp`, `net`, `sockets`, `udp`,
+    /// `verbs`, `efa`.
     pub provider: String,
-    /// The local IP address or host name to bind to; `None` lets the provider choose. Means nothing to `shm`.
+    /// The local IP address or host name to bind to; `None` lets the provider choose. Means nothing
+    /// to `shm`.
     pub node: Option<String>,
     /// Who makes progress.
     pub progress: Progress,
-    /// How long the thread spins after something happened before it begins to sleep, 20 to 200 µs at a time. It does not
-    /// notice one-sided operations, which come without events: where the provider needs it for those too (`shm`,
-    /// `tcp`), they take its sleeps' time unless it spins always (`Duration::MAX`).
+    /// How long the thread spins after something happened before it begins to sleep, 20 to 200 µs
+    /// at a time. It does not notice one-sided operations, which come without events: where the
+    /// provider needs it for those too (`shm`, `tcp`), they take its sleeps' time unless it spins
+    /// always (`Duration::MAX`).
     pub spin: Duration,
     /// An operation that takes longer fails, and its connection with it.
     pub operation_timeout: Duration,
-    /// A peer that was silent for this long is asked for a sign of life halfway, and its connection ends if it gives
-    /// none. Peers without a thread (`Progress::Caller`) are asked and may be silent; the provider may know of their end.
+    /// A peer that was silent for this long is asked for a sign of life halfway, and its connection
+    /// ends if it gives none. Peers without a thread (`Progress::Caller`) are asked and may be
+    /// silent; the provider may know of their end.
     pub idle_timeout: Duration,
-    /// How long a revocation waits for peers to say that nothing is under way. Those that do not are cut off, and
-    /// other connections' operations that are under way just then fail too.
+    /// How long a revocation waits for peers to say that nothing is under way. Those that do not
+    /// are cut off, and other connections' operations that are under way just then fail too.
     pub revoke_timeout: Duration,
     /// The largest write, read or message in bytes; receive buffers are as large.
     pub max_transfer: usize,
@@ -145,8 +150,8 @@ impl OfiEndpoint {
     /// Opens an endpoint over `memory`.
     ///
     /// # Errors
-    /// `Provider` when libfabric has no such provider at that node, or refuses a call; `OutOfBounds` when `max_append`
-    /// is not a multiple of 64 of at most `max_transfer`.
+    /// `Provider` when libfabric has no such provider at that node, or refuses a call;
+    /// `OutOfBounds` when `max_append` is not a multiple of 64 of at most `max_transfer`.
     pub fn open(memory: SharedArea, options: OfiOptions) -> Result<OfiEndpoint, FabricError> {
         let append = options.max_append;
         if append == 0 || !append.is_multiple_of(64) || append > options.max_transfer {
@@ -180,7 +185,8 @@ impl OfiEndpoint {
             atomics: true,
             append: terms.multi_receive.then_some(AppendBy::PostedBuffers),
             chain: ChainBy::ProgressThread,
-            // Flushes, appends and grants need the target's thread even where the provider moves bytes by itself.
+            // Flushes, appends and grants need the target's thread even where the provider moves
+            // bytes by itself.
             target_polls: !threaded,
             max_append: options.max_append,
             max_transfer: terms.max_transfer,
@@ -212,14 +218,14 @@ impl OfiEndpoint {
         })
     }
 
-    /// Whether the provider does compare-swap and fetch-add; otherwise the target's thread does, and its CPU time is the
-    /// price.
+    /// Whether the provider does compare-swap and fetch-add; otherwise the target's thread does,
+    /// and its CPU time is the price.
     pub fn native_atomics(&self) -> bool {
         self.native_atomics
     }
 
-    /// CPU time of the endpoint's progress thread so far, in nanoseconds; 0 without one. Threads of the provider's own
-    /// (`net` and `sockets` have some) are not in it.
+    /// CPU time of the endpoint's progress thread so far, in nanoseconds; 0 without one. Threads of
+    /// the provider's own (`net` and `sockets` have some) are not in it.
     pub fn progress_cpu_ns(&self) -> u64 {
         self.shared.cpu_ns()
     }
@@ -236,7 +242,8 @@ fn register_locally(
     }
     let key = random() & provider.terms().key_mask;
     let whole = (memory.as_ptr(), memory.len() as usize);
-    // SAFETY: the core keeps the area mapped longer than the registration; no remote rights are given.
+    // SAFETY: the core keeps the area mapped longer than the registration; no remote rights are
+    // given.
     unsafe { Registered::new(provider, port, whole, local_access(), key, 0) }.map(Some)
 }
 

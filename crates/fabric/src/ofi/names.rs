@@ -1,4 +1,5 @@
-//! Names of endpoints where they have names instead of IP addresses (`shm`), and the files in /dev/shm that they are.
+//! Names of endpoints where they have names instead of IP addresses (`shm`), and the files in
+//! /dev/shm that they are.
 
 use std::path::Path;
 
@@ -10,7 +11,8 @@ pub fn fresh_name() -> String {
     format!("{PREFIX}{namespace}-{process}-{random:016x}")
 }
 
-/// Which numbers processes have here: /dev/shm may be shared with processes that are counted elsewhere.
+/// Which numbers processes have here: /dev/shm may be shared with processes that are counted
+/// elsewhere.
 fn namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |pids| pids.ino())
@@ -41,7 +43,8 @@ fn process_of(name: &str, namespace: u64) -> Option<u32> {
     (counted == namespace).then_some(process)
 }
 
-/// Whether no such process runs; one that was killed and whose parent has not asked yet does not run either.
+/// Whether no such process runs; one that was killed and whose parent has not asked yet does not
+/// run either.
 fn is_gone(process: u32) -> bool {
     let directory = Path::new("/proc").join(process.to_string());
     match std::fs::read_to_string(directory.join("stat")) {

@@ -1,4 +1,5 @@
-//! The initiator's side: operations wait for their grant and their turn, go to the provider, and complete.
+//! The initiator's side: operations wait for their grant and their turn, go to the provider, and
+//! complete.
 
 use std::time::Instant;
 
@@ -313,7 +314,8 @@ impl Core {
         };
         let commits = self.terms.commit;
         let turn = self.fly(id, number, |core, piece, context| {
-            // SAFETY: the slot holds buffer and context until the completion; atomics have 24 bytes, aligned to 64.
+            // SAFETY: the slot holds buffer and context until the completion; atomics have 24
+            // bytes, aligned to 64.
             unsafe {
                 match ask {
                     Ask::CompareSwap => core.port.atomic(true, piece, remote, context),
@@ -386,7 +388,8 @@ impl Core {
             self.complete(id, number, 0, Vec::new());
             return Turn::Next;
         }
-        // The receiver's thread answers with the operation's number, in 32 bits, when the bytes are durable.
+        // The receiver's thread answers with the operation's number, in 32 bits, when the bytes are
+        // durable.
         let data = connection.theirs.unwrap_or(0) << 32 | (number & 0xffff_ffff);
         self.fly(id, number, |core, piece, context| {
             // SAFETY: the slot holds buffer and context until the completion.
@@ -394,8 +397,9 @@ impl Core {
         })
     }
 
-    /// A flush covers what was written before: it goes out when that is in the target's memory, or at once where the
-    /// provider keeps messages behind writes. Where writes complete when they are durable, nothing is left to do.
+    /// A flush covers what was written before: it goes out when that is in the target's memory, or
+    /// at once where the provider keeps messages behind writes. Where writes complete when they are
+    /// durable, nothing is left to do.
     fn issue_flush(&mut self, id: u64, number: u64) -> Turn {
         let commits = self.terms.commit;
         let in_order = self.terms.send_after_write;
@@ -448,7 +452,8 @@ impl Core {
         }
         if let Some((code, words)) = error {
             let mut kind = provider_failure(code, words);
-            // Providers end their connection when they refuse a key: what the owner told us of it is more precise.
+            // Providers end their connection when they refuse a key: what the owner told us of it
+            // is more precise.
             let key = (pending.id, pending.token.0);
             if let Some(Grant::Denied(why)) = connection.grants.get(&key) {
                 kind = why.clone();
@@ -490,8 +495,8 @@ impl Core {
         });
     }
 
-    /// The bound of waiting has passed. An append that found no room while its receiver lives is not the connection's
-    /// end.
+    /// The bound of waiting has passed. An append that found no room while its receiver lives is
+    /// not the connection's end.
     pub fn operation_expired(&mut self, id: u64, number: u64, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;

@@ -1,5 +1,5 @@
-//! One endpoint of the provider with its address vector and completion queue, and registered memory: the only file that
-//! moves bytes through libfabric.
+//! One endpoint of the provider with its address vector and completion queue, and registered
+//! memory: the only file that moves bytes through libfabric.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_void};
@@ -26,7 +26,8 @@ pub struct Port {
 // SAFETY: see Provider.
 unsafe impl Send for Port {}
 
-/// A piece of memory for the provider: where, how long, and its local registration (null where none is needed).
+/// A piece of memory for the provider: where, how long, and its local registration (null where none
+/// is needed).
 #[derive(Clone, Copy)]
 pub struct Piece {
     pub start: *mut u8,
@@ -81,7 +82,8 @@ fn iovec(piece: Piece) -> sys::iovec {
 }
 
 impl Port {
-    /// Opens an endpoint, at `address` or one of the provider's choosing (`name` where endpoints have names).
+    /// Opens an endpoint, at `address` or one of the provider's choosing (`name` where endpoints
+    /// have names).
     pub fn open(
         provider: &Provider,
         address: Option<&[u8]>,
@@ -108,8 +110,8 @@ impl Port {
             completions: ptr::null_mut(),
             named: provider.named(),
         };
-        // SAFETY: plain attribute structures, for which zero means "the default"; the domain outlives the port, and
-        // what was opened is closed by `drop` even if a later call fails.
+        // SAFETY: plain attribute structures, for which zero means "the default"; the domain
+        // outlives the port, and what was opened is closed by `drop` even if a later call fails.
         unsafe {
             let mut cq: sys::fi_cq_attr = std::mem::zeroed();
             cq.size = queue;
@@ -163,7 +165,8 @@ impl Port {
         if self.named && !name_exists(address) {
             return Err(refused("fi_av_insert", i64::from(libc::ENOENT)));
         }
-        // Names must end in a zero byte and IP addresses be of a family's full length, whatever a peer sent.
+        // Names must end in a zero byte and IP addresses be of a family's full length, whatever a
+        // peer sent.
         let mut padded = address.to_vec();
         padded.resize(address.len().max(128) + 1, 0);
         let mut peer = sys::ANYONE;
@@ -206,7 +209,8 @@ impl Port {
     /// Sends a message, with 8 bytes beside it if `data` is given.
     ///
     /// # Safety
-    /// `piece` and `context` (64 bytes) stay valid and untouched until the completion, or until the port is dropped.
+    /// `piece` and `context` (64 bytes) stay valid and untouched until the completion, or until the
+    /// port is dropped.
     pub unsafe fn send(
         &self,
         peer: u64,
@@ -294,8 +298,8 @@ impl Port {
         })
     }
 
-    /// A 64-bit atomic: fetch-add of the piece's first word, or, with `compare`, compare-swap: word 0 is the new
-    /// value, word 1 the old one. The word before comes to word 2.
+    /// A 64-bit atomic: fetch-add of the piece's first word, or, with `compare`, compare-swap: word
+    /// 0 is the new value, word 1 the old one. The word before comes to word 2.
     ///
     /// # Safety
     /// As for [`Port::send`]; the piece has at least 24 bytes, aligned to 8.
@@ -447,12 +451,14 @@ fn open_files() -> BTreeSet<RawFd> {
         .collect()
 }
 
-/// libfabric opens its sockets such that processes started later have them too, and one that outlives the endpoint keeps
-/// its address. Whatever was not open `before` is closed in new processes.
+/// libfabric opens its sockets such that processes started later have them too, and one that
+/// outlives the endpoint keeps its address. Whatever was not open `before` is closed in new
+/// processes.
 fn keep_from_children(before: &BTreeSet<RawFd>) {
     for file in open_files().difference(before) {
-        // SAFETY: sets one flag of a descriptor, if there is one of that number. If it belongs to another thread, which
-        // opened it in the same moment, it has that flag already: the standard library sets it everywhere.
+        // SAFETY: sets one flag of a descriptor, if there is one of that number. If it belongs to
+        // another thread, which opened it in the same moment, it has that flag already: the
+        // standard library sets it everywhere.
         unsafe { libc::fcntl(*file, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }
@@ -475,11 +481,12 @@ pub struct Registered(*mut sys::fid_mr);
 unsafe impl Send for Registered {}
 
 impl Registered {
-    /// Registers `len` bytes from `start`. `access` and `flags` are libfabric's; `key` is used where applications
-    /// choose keys.
+    /// Registers `len` bytes from `start`. `access` and `flags` are libfabric's; `key` is used
+    /// where applications choose keys.
     ///
     /// # Safety
-    /// The bytes stay mapped until this is dropped, and peers may change them at any time if `access` lets them.
+    /// The bytes stay mapped until this is dropped, and peers may change them at any time if
+    /// `access` lets them.
     pub unsafe fn new(
         provider: &Provider,
         port: &Port,

@@ -1,4 +1,5 @@
-//! The lock around an endpoint's core, and the thread that makes progress while the program does not poll.
+//! The lock around an endpoint's core, and the thread that makes progress while the program does
+//! not poll.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -32,7 +33,8 @@ impl Shared {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Core> {
-        // A panic under the lock leaves tables that are each consistent: every entry is whole before it is entered.
+        // A panic under the lock leaves tables that are each consistent: every entry is whole
+        // before it is entered.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

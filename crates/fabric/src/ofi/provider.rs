@@ -1,7 +1,7 @@
 //! Choosing a provider by name and hints, and what it declares.
 //!
-//! Nothing here knows a provider by name but for two things: `shm` endpoints have names where others have IP addresses,
-//! and `sockets` must not be given much at once.
+//! Nothing here knows a provider by name but for two things: `shm` endpoints have names where
+//! others have IP addresses, and `sockets` must not be given much at once.
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -33,7 +33,8 @@ pub struct Terms {
     pub commit: bool,
     /// A message sent after a write is handled after it (`FI_ORDER_SAW`).
     pub send_after_write: bool,
-    /// Reads, writes and the bytes of one write take effect in order (`FI_ORDER_WAW`, `RAW`, `WAR`, `DATA`).
+    /// Reads, writes and the bytes of one write take effect in order (`FI_ORDER_WAW`, `RAW`, `WAR`,
+    /// `DATA`).
     pub ordered: bool,
     /// The target's program must drive progress (`FI_PROGRESS_MANUAL`).
     pub manual_progress: bool,
@@ -43,12 +44,13 @@ pub struct Terms {
     pub max_flying: Option<usize>,
 }
 
-/// `sockets` looks at a message's first 24 bytes without taking them, and takes nothing before all have come. Linux
-/// charges a receive buffer for whole packets until their last byte is taken. So when a large packet ends within such a
-/// head and what came behind it fills the buffer (131,072 bytes by default), both wait for each other and nothing moves
-/// between these two endpoints again, until our time-outs end the connection. Less than half a buffer under way cannot
-/// fill it. Several connections between the same endpoints have one stream: with large transfers on more than one of
-/// them, or both ways, it can still happen.
+/// `sockets` looks at a message's first 24 bytes without taking them, and takes nothing before all
+/// have come. Linux charges a receive buffer for whole packets until their last byte is taken. So
+/// when a large packet ends within such a head and what came behind it fills the buffer (131,072
+/// bytes by default), both wait for each other and nothing moves between these two endpoints again,
+/// until our time-outs end the connection. Less than half a buffer under way cannot fill it.
+/// Several connections between the same endpoints have one stream: with large transfers on more
+/// than one of them, or both ways, it can still happen.
 const SOCKETS_FLYING: usize = 16 * 1024;
 
 /// An open provider: fabric and domain.
@@ -59,7 +61,8 @@ pub struct Provider {
     terms: Terms,
 }
 
-// SAFETY: the objects may be used from any thread (FI_THREAD_SAFE was asked for), and are only used under one lock.
+// SAFETY: the objects may be used from any thread (FI_THREAD_SAFE was asked for), and are only used
+// under one lock.
 unsafe impl Send for Provider {}
 
 /// The provider's refusal as our error.
@@ -86,7 +89,8 @@ struct Wish {
     mr_mode: u32,
 }
 
-/// From the best to the least: application keys before provider keys, then atomics, appends and commits.
+/// From the best to the least: application keys before provider keys, then atomics, appends and
+/// commits.
 fn wishes() -> impl Iterator<Item = Wish> {
     let local = sys::FI_MR_LOCAL | sys::FI_MR_ALLOCATED | sys::FI_MR_ENDPOINT;
     let modes = [local, local | sys::FI_MR_VIRT_ADDR | sys::FI_MR_PROV_KEY];
@@ -108,8 +112,8 @@ fn get_info(
     wish: Wish,
 ) -> Result<*mut sys::fi_info, FabricError> {
     let mut found = ptr::null_mut();
-    // SAFETY: `hints` is a fresh fi_info whose sub-structures fi_allocinfo made; it is freed here, with the name that
-    // fi_freeinfo frees too and that strdup allocated as it must be.
+    // SAFETY: `hints` is a fresh fi_info whose sub-structures fi_allocinfo made; it is freed here,
+    // with the name that fi_freeinfo frees too and that strdup allocated as it must be.
     let code = unsafe {
         let hints = sys::fi_dupinfo(ptr::null());
         if hints.is_null() {
@@ -134,7 +138,8 @@ fn get_info(
 }
 
 impl Provider {
-    /// Opens the provider `name` at `node`: an IP address or host name, an endpoint's name for `shm`.
+    /// Opens the provider `name` at `node`: an IP address or host name, an endpoint's name for
+    /// `shm`.
     pub fn open(
         name: &str,
         node: Option<&str>,
@@ -216,8 +221,8 @@ impl Provider {
         self.domain
     }
 
-    /// An `fi_info` for another endpoint of this domain, at a given address or one of the provider's choosing. The
-    /// caller frees it.
+    /// An `fi_info` for another endpoint of this domain, at a given address or one of the
+    /// provider's choosing. The caller frees it.
     pub(super) fn info_at(
         &self,
         address: Option<&[u8]>,
@@ -232,8 +237,8 @@ impl Provider {
             }
             _ => None,
         };
-        // SAFETY: `info` is ours; the copy's source address is replaced by one that malloc allocated, as
-        // fi_freeinfo expects.
+        // SAFETY: `info` is ours; the copy's source address is replaced by one that malloc
+        // allocated, as fi_freeinfo expects.
         unsafe {
             let copy = sys::fi_dupinfo(self.info);
             if copy.is_null() {

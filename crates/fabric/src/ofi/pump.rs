@@ -1,5 +1,5 @@
-//! What goes to the provider and when: a connection's messages of the provider's own, then its operations, no more at
-//! once than the provider can take.
+//! What goes to the provider and when: a connection's messages of the provider's own, then its
+//! operations, no more at once than the provider can take.
 
 use super::core::{Core, provider_failure};
 use super::operations::Turn;
@@ -8,13 +8,13 @@ use super::state::Work;
 use super::sys;
 use super::wire::{HEADER_BYTES, Header, Kind};
 
-/// What a transfer counts for beside its bytes where what is under way is bounded: heads, and what the kernel charges
-/// for a small packet.
+/// What a transfer counts for beside its bytes where what is under way is bounded: heads, and what
+/// the kernel charges for a small packet.
 const FLYING_HEAD: usize = 768;
 
 impl Core {
-    /// Hands a connection's messages and operations to the provider, as far as it takes them. Messages of the
-    /// provider's own go first: operations may wait for their answers.
+    /// Hands a connection's messages and operations to the provider, as far as it takes them.
+    /// Messages of the provider's own go first: operations may wait for their answers.
     pub fn pump(&mut self, id: u64) -> bool {
         let mut did = false;
         loop {
@@ -58,8 +58,8 @@ impl Core {
         did
     }
 
-    /// Sends the messages that wait, unless an operation must go first; whether there were any. `Err`: the provider takes none before
-    /// something has completed, or the connection ended.
+    /// Sends the messages that wait, unless an operation must go first; whether there were any.
+    /// `Err`: the provider takes none before something has completed, or the connection ended.
     fn send_control(&mut self, id: u64) -> Result<bool, ()> {
         let mut did = false;
         loop {
@@ -127,8 +127,9 @@ impl Core {
         }
     }
 
-    /// Whether the provider may be given `len` more bytes for a connection. See [`Terms::max_flying`]; messages count until
-    /// they complete, which with `sockets` is when the peer has them.
+    /// Whether the provider may be given `len` more bytes for a connection. See
+    /// [`Terms::max_flying`]; messages count until they complete, which with `sockets` is when the
+    /// peer has them.
     pub fn may_fly(&self, id: u64, len: usize) -> bool {
         let Some(most) = self.terms.max_flying else {
             return true;

@@ -1,10 +1,11 @@
 //! Takes back what libraries under libfabric did to this process's signals.
 //!
-//! Debian's libfabric links InfiniPath's libraries for its PSM providers. Their constructors run in every process that
-//! links libfabric, used or not, and catch SIGTERM, SIGINT and the signals of crashes, to write `PROGRAM-…,PID.btr` into
-//! the current directory and exit. A server must neither leave such files nor have its signals answered by somebody else:
-//! the default actions are put back before `main`, and so is what stands on them (Rust's report of a stack overflow
-//! takes SIGSEGV only if nobody has it).
+//! Debian's libfabric links InfiniPath's libraries for its PSM providers. Their constructors run in
+//! every process that links libfabric, used or not, and catch SIGTERM, SIGINT and the signals of
+//! crashes, to write `PROGRAM-…,PID.btr` into the current directory and exit. A server must neither
+//! leave such files nor have its signals answered by somebody else: the default actions are put
+//! back before `main`, and so is what stands on them (Rust's report of a stack overflow takes
+//! SIGSEGV only if nobody has it).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -26,11 +27,13 @@ const UNWANTED: [&[u8]; 2] = [b"libinfinipath.", b"libpsm"];
 
 /// Runs when the program is loaded, behind the constructors of the libraries that it needs.
 #[used]
-// SAFETY: the loader calls each entry of this section once, as a C function; it needs nothing that `main` sets up.
+// SAFETY: the loader calls each entry of this section once, as a C function; it needs nothing that
+// `main` sets up.
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = restore_defaults;
 
-/// Puts the default action back wherever one of those libraries stands in its place. Handlers of anybody else stay.
+/// Puts the default action back wherever one of those libraries stands in its place. Handlers of
+/// anybody else stay.
 pub extern "C" fn restore_defaults() {
     for signal in CAUGHT {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
@@ -53,8 +56,8 @@ pub extern "C" fn restore_defaults() {
 fn is_unwanted(function: usize) -> bool {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     let address = ptr::with_exposed_provenance::<c_void>(function);
-    // SAFETY: any address is looked up; `info` has room for the answer, whose strings live as long as the library, which
-    // stays loaded because libfabric needs it.
+    // SAFETY: any address is looked up; `info` has room for the answer, whose strings live as long
+    // as the library, which stays loaded because libfabric needs it.
     let file = unsafe {
         if libc::dladdr(address, info.as_mut_ptr()) == 0 {
             return false;

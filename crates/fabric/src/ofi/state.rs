@@ -10,7 +10,8 @@ use super::wire::Kind;
 use crate::event::FailureKind;
 use crate::key::{Access, Address, Token};
 
-/// Answers that one connection may have waiting before it is ended: a peer that does not take them is no peer.
+/// Answers that one connection may have waiting before it is ended: a peer that does not take them
+/// is no peer.
 pub const MAX_CONTROL: usize = 4096;
 
 /// What stands in a slot.
@@ -145,7 +146,8 @@ pub struct Connection {
     pub issue: u64,
     /// One-sided operations with the provider.
     pub flying: usize,
-    /// The next operation waits for room, and messages behind it, or small ones could keep a large one back for ever.
+    /// The next operation waits for room, and messages behind it, or small ones could keep a large
+    /// one back for ever.
     pub starved: bool,
     /// Atomics took effect that no commit covers.
     pub uncommitted: bool,
@@ -192,16 +194,16 @@ impl Connection {
         }
     }
 
-    /// Whether the peer was silent for half the time and has not been asked since. Only providers that keep connections
-    /// notice a death by themselves.
+    /// Whether the peer was silent for half the time and has not been asked since. Only providers
+    /// that keep connections notice a death by themselves.
     pub fn wants_ping(&self, now: Instant, idle: Duration) -> bool {
         self.theirs.is_some()
             && self.pinged <= self.heard
             && now.duration_since(self.heard) > idle / 2
     }
 
-    /// Whether a peer that answers at any time was asked and did not, half the time long. Time in which this process
-    /// stood still counts only since the question.
+    /// Whether a peer that answers at any time was asked and did not, half the time long. Time in
+    /// which this process stood still counts only since the question.
     pub fn is_silent(&self, now: Instant, idle: Duration) -> bool {
         self.answers && self.pinged > self.heard && now.duration_since(self.pinged) > idle / 2
     }
@@ -228,7 +230,8 @@ pub struct Registration {
     pub len: u64,
     pub access: Access,
     pub token: Token,
-    /// Connections that were given the means to use it, but for those that ended with nothing under way.
+    /// Connections that were given the means to use it, but for those that ended with nothing under
+    /// way.
     pub granted: BTreeSet<u64>,
 }
 
@@ -237,7 +240,8 @@ pub struct Revoking {
     pub key: u64,
     /// Dropping it ends remote access.
     pub memory: Registered,
-    /// Connections that were given the means to use it and did not say yet that nothing is under way.
+    /// Connections that were given the means to use it and did not say yet that nothing is under
+    /// way.
     pub waiting: BTreeSet<u64>,
     /// Some ended without saying so: what they have under way can only be cut off.
     pub lost: bool,

@@ -1,4 +1,5 @@
-//! The target's side: messages of peers, grants, flushes; registering memory and ending access to it.
+//! The target's side: messages of peers, grants, flushes; registering memory and ending access to
+//! it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,8 +14,9 @@ use crate::endpoint::FabricError;
 use crate::event::FailureKind;
 use crate::key::{Access, Address, MemoryKey, Token};
 
-/// The remote key that a token selects: for one registration, different tokens give different keys, and a key of one
-/// process is none of another's. The provider compares all its bits at every operation.
+/// The remote key that a token selects: for one registration, different tokens give different keys,
+/// and a key of one process is none of another's. The provider compares all its bits at every
+/// operation.
 pub fn remote_key(incarnation: u64, id: u64, token: Token) -> u64 {
     // SplitMix64's finaliser, a bijection.
     let mix = |word: u64| {
@@ -158,7 +160,8 @@ impl Core {
         let answer = if let Some(memory) = self.registrations.get_mut(&key) {
             if memory.token == token {
                 memory.granted.insert(id);
-                // Where applications choose keys, the initiator derives the key from the token itself.
+                // Where applications choose keys, the initiator derives the key from the token
+                // itself.
                 let chosen = if self.terms.application_keys {
                     0
                 } else {
@@ -218,7 +221,8 @@ impl Core {
         }
     }
 
-    /// Where a range of a registration lies in the endpoint's memory, if the key and the rights allow it.
+    /// Where a range of a registration lies in the endpoint's memory, if the key and the rights
+    /// allow it.
     pub fn own_range(
         &self,
         id: u64,
@@ -306,7 +310,8 @@ impl Core {
         let key = remote_key(self.incarnation, id, token) & self.terms.key_mask;
         let flags = if self.terms.commit { sys::RMA_PMEM } else { 0 };
         let len_bytes = usize::try_from(len).unwrap_or(usize::MAX);
-        // SAFETY: `area` keeps the bytes mapped for the core's life and never borrows them; registrations end before.
+        // SAFETY: `area` keeps the bytes mapped for the core's life and never borrows them;
+        // registrations end before.
         let registered = unsafe {
             Registered::new(
                 &self.provider,
@@ -337,9 +342,10 @@ impl Core {
         Ok(MemoryKey { id, token, len })
     }
 
-    /// The first half of a revocation: nobody is given the means any more, and peers that were are asked to say when they have nothing
-    /// under way. The provider refuses them only in the second half: libfabric 1.17's shm never answers an operation that it refuses, and
-    /// all that its initiator posts behind it waits for that answer.
+    /// The first half of a revocation: nobody is given the means any more, and peers that were are
+    /// asked to say when they have nothing under way. The provider refuses them only in the second
+    /// half: libfabric 1.17's shm never answers an operation that it refuses, and all that its
+    /// initiator posts behind it waits for that answer.
     pub fn begin_revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
         let known = self
             .registrations
@@ -372,8 +378,8 @@ impl Core {
             .is_none_or(|revoking| revoking.waiting.is_empty())
     }
 
-    /// The second half: peers that did not answer in time, or whose connection ended with operations under way, lose
-    /// the port that these come in by.
+    /// The second half: peers that did not answer in time, or whose connection ended with
+    /// operations under way, lose the port that these come in by.
     pub fn finish_revoke(&mut self) -> Result<(), FabricError> {
         let Some(revoking) = self.revoking.take() else {
             return Ok(());
@@ -386,8 +392,8 @@ impl Core {
         for id in revoking.waiting {
             self.break_connection(id, None, FailureKind::PeerGone);
         }
-        // With named endpoints (shm) an operation that the target's thread has not begun finds no registration, and one
-        // that it has begun was finished under the same lock.
+        // With named endpoints (shm) an operation that the target's thread has not begun finds no
+        // registration, and one that it has begun was finished under the same lock.
         if self.provider.named() {
             return Ok(());
         }

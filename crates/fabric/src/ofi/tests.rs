@@ -1,5 +1,5 @@
-//! What the provider itself refuses: operations that this crate's own checks never saw, as a peer's own program could
-//! post them.
+//! What the provider itself refuses: operations that this crate's own checks never saw, as a peer's
+//! own program could post them.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ fn options(provider: &str) -> OfiOptions {
     options
 }
 
-/// A bare port, which posts whatever it likes. The buffer is never freed: a refused operation may linger in it.
+/// A bare port, which posts whatever it likes. The buffer is never freed: a refused operation may
+/// linger in it.
 struct Raw {
     port: Port,
     provider: Provider,
@@ -166,8 +167,9 @@ fn the_provider_refuses_what_a_forger_posts() {
     }
 }
 
-/// Another program has taken the address while the port was opened anew: the revocation has failed, and goes on failing
-/// until the port is there again. It must not look like one of a key that never was.
+/// Another program has taken the address while the port was opened anew: the revocation has failed,
+/// and goes on failing until the port is there again. It must not look like one of a key that never
+/// was.
 #[test]
 fn a_revocation_that_could_not_cut_off_can_be_repeated() {
     let region = Region::anonymous(1 << 16).expect("region");
@@ -198,7 +200,8 @@ fn a_revocation_that_could_not_cut_off_can_be_repeated() {
     assert!(matches!(over, Err(FabricError::Unknown(_))), "{over:?}");
 }
 
-/// Whoever is a member of a chain, or may make this endpoint one, says things that cannot be: they are passed over.
+/// Whoever is a member of a chain, or may make this endpoint one, says things that cannot be: they
+/// are passed over.
 #[test]
 fn a_member_that_answers_too_early_and_one_without_a_place_are_passed_over() {
     let open = || {

@@ -1,15 +1,16 @@
 //! A connection's messages in the order in which they were sent.
 //!
-//! libfabric promises order for the matching of messages with receive buffers (`FI_ORDER_SAS`), not for completions:
-//! with `tcp;ofi_rxm` a message of more than 16 KB goes by rendezvous or in segments, and small ones behind it complete
-//! before it. So messages are numbered, and what comes early waits.
+//! libfabric promises order for the matching of messages with receive buffers (`FI_ORDER_SAS`), not
+//! for completions: with `tcp;ofi_rxm` a message of more than 16 KB goes by rendezvous or in
+//! segments, and small ones behind it complete before it. So messages are numbered, and what comes
+//! early waits.
 
 use std::collections::BTreeMap;
 
 use super::wire::Header;
 
-/// Messages that may wait for one before them. Far fewer than half of all numbers, so that early ones and late ones
-/// are told apart.
+/// Messages that may wait for one before them. Far fewer than half of all numbers, so that early
+/// ones and late ones are told apart.
 const MAX_EARLY: usize = 4096;
 /// So many of the largest messages may wait at most, in bytes.
 const MAX_EARLY_LARGEST: usize = 64;
@@ -125,7 +126,8 @@ mod tests {
         assert_eq!(turns.arrived(message(next), &[]), Arrival::TooMany);
     }
 
-    /// A few large messages are as much as many small ones; what has had its turn does not count any more.
+    /// A few large messages are as much as many small ones; what has had its turn does not count
+    /// any more.
     #[test]
     fn the_bytes_of_what_waits_are_bounded() {
         let largest = [7; 1000];

@@ -3,9 +3,10 @@
 //! ```text
 //!   0 kind  1 version  2..4 number  4..8 payload length  8 incarnation  16 connection  24..64 five words   64 payload
 //! ```
-//! Little-endian. `incarnation` and `connection` are the receiver's: what is meant for a process that has ended, or for
-//! a connection that it has closed, is dropped. `number` counts a connection's messages in each direction, without Hello,
-//! from 0 and around: the receiver handles them in that order (turns.rs).
+//! Little-endian. `incarnation` and `connection` are the receiver's: what is meant for a process
+//! that has ended, or for a connection that it has closed, is dropped. `number` counts a
+//! connection's messages in each direction, without Hello, from 0 and around: the receiver handles
+//! them in that order (turns.rs).
 
 use crate::event::FailureKind;
 
@@ -18,10 +19,11 @@ const VERSION: u8 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Opens a connection. Words: the sender's incarnation and connection, 1 if a thread of its answers at any time.
-    /// Payload: the sender's address.
+    /// Opens a connection. Words: the sender's incarnation and connection, 1 if a thread of its
+    /// answers at any time. Payload: the sender's address.
     Hello = 1,
-    /// Accepts it. Words: the acceptor's incarnation and connection, 1 if a thread of its answers at any time.
+    /// Accepts it. Words: the acceptor's incarnation and connection, 1 if a thread of its answers
+    /// at any time.
     Welcome = 2,
     /// Ends it. Words: 1 if the sender has no one-sided operation under way.
     Bye = 3,
@@ -29,7 +31,8 @@ pub enum Kind {
     User = 4,
     /// Asks for the means to use a key. Words: id, token.
     Resolve = 5,
-    /// Gives them. Words: id, token, base address, provider's key, length. Payload: rights, and a queue's address.
+    /// Gives them. Words: id, token, base address, provider's key, length. Payload: rights, and a
+    /// queue's address.
     Granted = 6,
     /// Refuses them. Words: id, token, reason.
     Denied = 7,
@@ -47,18 +50,20 @@ pub enum Kind {
     Ping = 13,
     /// Gives it.
     Pong = 14,
-    /// Makes the receiver a chain's member. Words: chain, member. Payload: key, the next member's address.
+    /// Makes the receiver a chain's member. Words: chain, member. Payload: key, the next member's
+    /// address.
     ChainOpen = 15,
     /// The member's link to the next one stands. Words: chain, member, reason (0: ready).
     ChainReady = 16,
     /// A chain's operation. Words: chain, number, members that ran it. Payload: see chain.rs.
     ChainRun = 17,
-    /// It has run at the last member, or failed at one. Words: chain, number, member, reason. Payload: results.
+    /// It has run at the last member, or failed at one. Words: chain, number, member, reason.
+    /// Payload: results.
     ChainDone = 18,
     /// Ends a chain. Words: chain.
     ChainClose = 19,
-    /// An atomic for the target's thread. Words: operation, id, token, offset. Payload: 0 to add or 1 to exchange, and two
-    /// words: what to add, or the new value and the old one.
+    /// An atomic for the target's thread. Words: operation, id, token, offset. Payload: 0 to add or
+    /// 1 to exchange, and two words: what to add, or the new value and the old one.
     Atomic = 20,
     /// It is done. Words: operation, reason (0: done), the word before.
     AtomicDone = 21,

@@ -35,8 +35,8 @@ impl Chain {
     }
 
     //= hyperloop §4
-    /// Performs an operation at every member, first hop first; answers their words before, for compare-swap. `at_link`
-    /// hands each member's link to what is to be done with it.
+    /// Performs an operation at every member, first hop first; answers their words before, for
+    /// compare-swap. `at_link` hands each member's link to what is to be done with it.
     pub(super) fn perform(
         &mut self,
         operation: &ChainOperation<'_>,
@@ -163,7 +163,8 @@ impl Chain {
                     let reason = "the ranges of the copy overlap".to_owned();
                     return Err(FailureKind::Provider(reason));
                 }
-                // Both ends are within the registration if the range that spans them is; the rights are checked with it.
+                // Both ends are within the registration if the range that spans them is; the rights
+                // are checked with it.
                 let bytes = (high - low).checked_add(len);
                 let bytes = bytes.ok_or(FailureKind::OutOfBounds)?;
                 let span = wanted(low, bytes, Access::READ.and(Access::WRITE));

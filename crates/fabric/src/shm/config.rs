@@ -10,17 +10,20 @@ use cyclone_pmem::FlushPolicy;
 pub enum Memory {
     /// It is zeroed.
     Zeroed,
-    /// Its bytes stay ([`ShmEndpoint::kept_memory`](super::ShmEndpoint::kept_memory) says whether there were any); the
-    /// length must be the configured one. Memory that does not survive a loss of power is zeroed all the same, unless the
-    /// control file of the life before says that the machine was not started again since.
+    /// Its bytes stay ([`ShmEndpoint::kept_memory`](super::ShmEndpoint::kept_memory) says whether
+    /// there were any); the length must be the configured one. Memory that does not survive a loss
+    /// of power is zeroed all the same, unless the control file of the life before says that the
+    /// machine was not started again since.
     Kept,
 }
 
-/// What [`revoke`](crate::Endpoint::revoke), [`close_append`](crate::Endpoint::close_append) and a takeover do about a
-/// process that is in the middle of an operation and makes no progress for [`ShmConfig::stalled_wait`].
+/// What [`revoke`](crate::Endpoint::revoke), [`close_append`](crate::Endpoint::close_append) and a
+/// takeover do about a process that is in the middle of an operation and makes no progress for
+/// [`ShmConfig::stalled_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stalled {
-    /// The call fails and names the process. New operations are refused all the same; the call can be repeated.
+    /// The call fails and names the process. New operations are refused all the same; the call can
+    /// be repeated.
     Report,
     /// The process is killed with SIGKILL, unless it is this one.
     Kill,
@@ -35,11 +38,12 @@ pub struct ShmConfig {
     pub region: Option<PathBuf>,
     /// What becomes of memory that is there already.
     pub memory: Memory,
-    /// A file that says what is in the memory: removed, durably, before a memory begins anew, so that it is never taken for
-    /// the description of an empty one.
+    /// A file that says what is in the memory: removed, durably, before a memory begins anew, so
+    /// that it is never taken for the description of an empty one.
     pub described_by: Option<PathBuf>,
-    /// Whether the endpoint's files go when it is dropped: of use to nobody but who opened it, and under a name that does not
-    /// come back. What is left by a process that was killed is for its successor to remove.
+    /// Whether the endpoint's files go when it is dropped: of use to nobody but who opened it, and
+    /// under a name that does not come back. What is left by a process that was killed is for its
+    /// successor to remove.
     pub leaves_nothing: bool,
     /// How everybody flushes this memory.
     pub flush: FlushPolicy,
@@ -53,8 +57,8 @@ pub struct ShmConfig {
     pub max_peers: u32,
     /// Connections and chains that this endpoint may have at once, each.
     pub max_connections: u32,
-    /// Bytes of the message ring of each direction of each connection; a power of two from 4096 to 64 MiB. Longer
-    /// messages travel in pieces.
+    /// Bytes of the message ring of each direction of each connection; a power of two from 4096 to
+    /// 64 MiB. Longer messages travel in pieces.
     pub ring_bytes: u64,
     /// The largest append in bytes.
     pub max_append: usize,
@@ -66,7 +70,8 @@ pub struct ShmConfig {
     pub no_segment_wait: Duration,
     /// How often processes are looked after while nothing else tells of their end.
     pub peer_check: Duration,
-    /// How long a process that is in the middle of an operation is waited for by who wants to revoke.
+    /// How long a process that is in the middle of an operation is waited for by who wants to
+    /// revoke.
     pub stalled_wait: Duration,
     /// What then happens to it.
     pub stalled: Stalled,

@@ -59,11 +59,13 @@ impl Pending {
 pub(super) struct Connection {
     pub id: ConnectionId,
     pub peer: Arc<Peer>,
-    /// Where the messages go: the peer's control file, or this endpoint's own if the peer opened the connection.
+    /// Where the messages go: the peer's control file, or this endpoint's own if the peer opened
+    /// the connection.
     control: Control,
     pub slot: u64,
     outward: Direction,
-    /// This endpoint's slot at the peer; made at the first use where the peer opened the connection.
+    /// This endpoint's slot at the peer; made at the first use where the peer opened the
+    /// connection.
     link: Option<Link>,
     /// What has arrived of a message in pieces.
     assembly: Vec<u8>,
@@ -154,7 +156,8 @@ impl Connection {
         len <= self.out().max_piece()
     }
 
-    /// Puts as many pieces as there is room for into the ring; answers how many bytes are in it now.
+    /// Puts as many pieces as there is room for into the ring; answers how many bytes are in it
+    /// now.
     pub(super) fn push(&self, bytes: &[u8], mut sent: usize) -> Result<(usize, bool), FailureKind> {
         if self.is_ended() {
             return Err(FailureKind::PeerGone);

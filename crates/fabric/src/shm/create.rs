@@ -1,13 +1,16 @@
 //! How an endpoint comes to be: alone in its directory, after a life before it has really ended.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cyclone_pmem::{FlushPolicy, Region, RegionError, RegionOptions, SharedArea, Survives};
+use cyclone_pmem::{
+    FlushPolicy, Region, RegionError, RegionOptions, SharedArea, Survives, create_private_dir_all,
+    private_file,
+};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -21,7 +24,8 @@ use super::owner::Initiators;
 use super::process::{Identity, boot_id};
 use crate::endpoint::FabricError;
 
-/// The largest append that any configuration may allow: 4096 senders at once cannot carry a tail past its field.
+/// The largest append that any configuration may allow: 4096 senders at once cannot carry a tail
+/// past its field.
 pub(super) const MAX_APPEND: usize = 128 << 10;
 
 /// Connections of one endpoint at most; as many again may be opened by peers.
@@ -97,7 +101,8 @@ fn patiently<T, E>(
     }
 }
 
-/// Takes the lock of the control file that is at the path now, making an empty one where there is none.
+/// Takes the lock of the control file that is at the path now, making an empty one where there is
+/// none.
 fn lock(path: &Path) -> Result<File, FabricError> {
     let failed = |source: io::Error| {
         let what = format!("lock {}", path.display());
@@ -110,7 +115,7 @@ fn lock(path: &Path) -> Result<File, FabricError> {
     };
     // A life that begins replaces the file: the lock counts only on the one that is still there.
     for _ in 0..100 {
-        let file = OpenOptions::new()
+        let file = private_file()
             .read(true)
             .write(true)
             .create(true)
@@ -137,7 +142,8 @@ struct Former {
     is_of_this_boot: bool,
 }
 
-/// Ends the life before: its initiators get no further, and who is in the middle of something is waited for.
+/// Ends the life before: its initiators get no further, and who is in the middle of something is
+/// waited for.
 fn end_former(path: &Path, own: Identity, config: &ShmConfig) -> Result<Former, FabricError> {
     let Some(former) = Control::attach_former(path) else {
         return Ok(Former::default());
@@ -211,7 +217,7 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
         return Err(FabricError::BadAddress(crate::Address(name.into())));
     }
     let at = || format!("make {}", directory.display());
-    std::fs::create_dir_all(directory).map_err(system(at()))?;
+    create_private_dir_all(directory).map_err(system(at()))?;
     let directory = directory.canonicalize().map_err(system(at()))?;
     let control_path = directory.join(format!("{name}.ctl"));
     let length = control_path.as_os_str().len();
@@ -229,7 +235,8 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
     let memory_path = config.region.clone().unwrap_or(default_path);
     let (region, existed) = open_memory(&memory_path, config)?;
     let memory_path = memory_path.canonicalize().map_err(system(at()))?;
-    // What only survives processes may have lost its last writes with the machine, even if the file is still there.
+    // What only survives processes may have lost its last writes with the machine, even if the file
+    // is still there.
     let is_whole = region.survives() == Survives::PowerLoss || former.is_of_this_boot;
     let kept = existed && is_whole && config.memory == Memory::Kept;
     let area = region.take(0, region.len());
@@ -247,7 +254,8 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
     let control = new_control(&fresh_path, Shape::of(config))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();
-    // What a life before has noted counts where it is believable: the file may have been scribbled over.
+    // What a life before has noted counts where it is believable: the file may have been scribbled
+    // over.
     let by_clock = (now.as_secs() << 16) & SERIALS;
     let former_serial = Some(former.serial).filter(|serial| *serial < SERIALS);
     let serial = by_clock.max(former_serial.map_or(0, |serial| serial + 1));

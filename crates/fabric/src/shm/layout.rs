@@ -1,8 +1,8 @@
-//! The control file: what an endpoint tells its peers, and where they announce what they do. Drawn in docs/formats.md,
-//! "Shared-memory fabric".
+//! The control file: what an endpoint tells its peers, and where they announce what they do. Drawn
+//! in docs/formats.md, "Shared-memory fabric".
 //!
-//! Every process that has the file open may store anywhere in it, so whatever is read from it is checked before it is
-//! used as an index or a length.
+//! Every process that has the file open may store anywhere in it, so whatever is read from it is
+//! checked before it is used as an index or a length.
 
 use std::path::Path;
 
@@ -153,8 +153,8 @@ impl Mark {
 ///  bit 0             24               52      63       64
 ///     | next, 64 B   | segment number | epoch | closed  |
 /// ```
-/// Next may pass the segment's end by what senders add at the same time; then the segment is full, and who finds it
-/// so moves the tail on to the next one, if one is posted.
+/// Next may pass the segment's end by what senders add at the same time; then the segment is full,
+/// and who finds it so moves the tail on to the next one, if one is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tail(pub u64);
 
@@ -209,8 +209,8 @@ impl Tail {
     }
 }
 
-/// The count of segments before the one with this number, given how many were posted. For the one "before the first"
-/// it wraps.
+/// The count of segments before the one with this number, given how many were posted. For the one
+/// "before the first" it wraps.
 pub(super) fn absolute(segment: u64, posted: u64) -> u64 {
     let behind = posted.wrapping_sub(segment) & Tail::SEGMENTS;
     posted.wrapping_sub(behind)
@@ -324,14 +324,15 @@ impl Control {
         self.load(header::STATE) == LIVE
     }
 
-    /// The slots that somebody may have: those before any other was claimed in this life. Most files have room for far
-    /// more peers than ever come, and each slot is on pages of its own.
+    /// The slots that somebody may have: those before any other was claimed in this life. Most
+    /// files have room for far more peers than ever come, and each slot is on pages of its own.
     #[inline]
     pub(super) fn claimed(&self) -> u64 {
         self.load(header::CLAIMED).min(self.shape.peers)
     }
 
-    /// Lets the owner look at a slot, before it is claimed: whoever has left a mark was seen by looks that began later.
+    /// Lets the owner look at a slot, before it is claimed: whoever has left a mark was seen by
+    /// looks that began later.
     pub(super) fn before_claiming(&self, slot: u64) {
         let mut known = self.load(header::CLAIMED);
         while known <= slot {

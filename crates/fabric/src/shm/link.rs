@@ -1,9 +1,9 @@
 //! The initiator's side of a connection: what a NIC of the target would check, and then do.
 //!
-//! Before it looks at anything an initiator announces in the target's control file what it is about to do, and takes
-//! the announcement back when it is done. So who revokes a registration marks it as gone and then waits only for
-//! announcements that are there already: later ones find it gone. (Both sides store first and load then, sequentially
-//! consistent: one of them sees the other.)
+//! Before it looks at anything an initiator announces in the target's control file what it is about
+//! to do, and takes the announcement back when it is done. So who revokes a registration marks it
+//! as gone and then waits only for announcements that are there already: later ones find it gone.
+//! (Both sides store first and load then, sequentially consistent: one of them sees the other.)
 
 use std::sync::Arc;
 
@@ -129,7 +129,8 @@ impl Link {
         self.control().set_mark(self.slot, Mark::NONE);
     }
 
-    /// Does something to registered memory: `act` gets the peer's memory and where in it the range begins.
+    /// Does something to registered memory: `act` gets the peer's memory and where in it the range
+    /// begins.
     #[inline]
     pub(super) fn perform<T>(
         &mut self,
@@ -184,7 +185,8 @@ impl Link {
     }
 
     //= rowan §3.1
-    /// Appends one after the other; answers how many are durable, and why not all of them. One announcement and one fence do for all.
+    /// Appends one after the other; answers how many are durable, and why not all of them. One
+    /// announcement and one fence do for all.
     pub(super) fn append<'a>(
         &mut self,
         key: &AppendKey,
@@ -236,8 +238,9 @@ impl Link {
         if segment_units > Tail::MAX_UNITS {
             return Err(FailureKind::OutOfBounds.into());
         }
-        // Places for all at once, if the current segment has them. No more than the largest append takes: what senders add at once must
-        // not carry the tail past its field, and who loses a race for the rest of a segment leaves it empty.
+        // Places for all at once, if the current segment has them. No more than the largest append
+        // takes: what senders add at once must not carry the tail past its field, and who loses a
+        // race for the rest of a segment leaves it empty.
         let all: u64 = appends.clone().map(units_of).sum();
         let left = segment_units.saturating_sub(Tail(control.load(at + queue::TAIL)).next());
         let mut taken = match all <= left.min(MAX_APPEND as u64 / 64) {
@@ -318,8 +321,8 @@ fn bad_queue() -> FailureKind {
     FailureKind::Provider("a bad queue".to_owned())
 }
 
-/// Takes a place of so many units in the current segment, moving on to the next one when it is full. `None`: no
-/// segment is posted.
+/// Takes a place of so many units in the current segment, moving on to the next one when it is
+/// full. `None`: no segment is posted.
 fn take_place(
     control: &Control,
     at: u64,
@@ -360,6 +363,7 @@ fn take_place(
         if before.next() + units <= segment_units {
             return Ok(Some(before));
         }
-        // What is left of this segment is too small and stays zero; the tail now says that it is full.
+        // What is left of this segment is too small and stays zero; the tail now says that it is
+        // full.
     }
 }

@@ -1,5 +1,5 @@
-//! The provider `shm`: other processes' regions on one machine. The initiator's CPU does what a NIC would do; the
-//! target's does nothing.
+//! The provider `shm`: other processes' regions on one machine. The initiator's CPU does what a NIC
+//! would do; the target's does nothing.
 //!
 //! ```text
 //!   ShmEndpoint   the endpoint: operations out                              mod.rs
@@ -15,9 +15,10 @@
 //!                 processes, and the doorbell                               process.rs
 //! ```
 //!
-//! An operation is done when `post` returns; its event waits for `poll`. Nothing on that way enters the kernel, and
-//! nothing is allocated but what a read or an exchange at many members answers. Files and the order of stores:
-//! docs/formats.md, "Shared-memory fabric"; why it is so: docs/adr/0007-shared-memory-fabric.md.
+//! An operation is done when `post` returns; its event waits for `poll`. Nothing on that way enters
+//! the kernel, and nothing is allocated but what a read or an exchange at many members answers.
+//! Files and the order of stores: docs/formats.md, "Shared-memory fabric"; why it is so:
+//! docs/adr/0007-shared-memory-fabric.md.
 
 mod chain;
 mod config;
@@ -69,7 +70,8 @@ fn epoch_of(id: u64) -> u64 {
     id >> 16
 }
 
-/// A connection's or chain's name: place in the table (16 bits), then a number that is never given twice.
+/// A connection's or chain's name: place in the table (16 bits), then a number that is never given
+/// twice.
 fn place_of(name: u64) -> usize {
     (name & 0xffff) as usize
 }
@@ -92,7 +94,8 @@ pub struct ShmEndpoint {
     queues: Queues,
     peers: Peers,
     connections: Vec<Option<Connection>>,
-    /// By slot of this endpoint's control file: the place of the connection that a peer opened with it.
+    /// By slot of this endpoint's control file: the place of the connection that a peer opened with
+    /// it.
     accepted: Vec<Option<usize>>,
     chains: Vec<Option<(ChainId, Chain)>>,
     /// Connections and chains named so far.
@@ -109,13 +112,14 @@ pub struct ShmEndpoint {
 }
 
 impl ShmEndpoint {
-    /// Opens the endpoint called `name` below `directory`, which is created if it is not there. Its address is the
-    /// path of its control file, `NAME.ctl`.
+    /// Opens the endpoint called `name` below `directory`, which is created if it is not there. Its
+    /// address is the path of its control file, `NAME.ctl`.
     ///
     /// # Errors
-    /// `System` when a live process has the endpoint or its memory, when an initiator of the life before makes no
-    /// progress ([`ShmConfig::stalled`]), or when the system refuses a file; `Limit` for a configuration beyond its
-    /// bounds; `BadAddress` for a name that is no plain file name; `TooLarge` for a path that is too long.
+    /// `System` when a live process has the endpoint or its memory, when an initiator of the life
+    /// before makes no progress ([`ShmConfig::stalled`]), or when the system refuses a file;
+    /// `Limit` for a configuration beyond its bounds; `BadAddress` for a name that is no plain file
+    /// name; `TooLarge` for a path that is too long.
     pub fn open(
         directory: &Path,
         name: &str,
@@ -566,7 +570,8 @@ impl Drop for ShmEndpoint {
         }
         self.control.store(header::STATE, RETIRED);
         if self.config.leaves_nothing {
-            // Locked by this life still: nobody else's. First the one that is an address; who has mapped them keeps them.
+            // Locked by this life still: nobody else's. First the one that is an address; who has
+            // mapped them keeps them.
             let control = Path::new(OsStr::from_bytes(&self.address.0));
             for path in [control, &self.memory_path] {
                 // What cannot be removed now is in nobody's way but that of the disk.

@@ -57,8 +57,8 @@ impl Initiators {
         place.as_ref().map(|known| &known.process)
     }
 
-    /// If the initiator's process has ended, takes its mark away and closes its slot for it. Its stores are all in
-    /// memory by then, and no more will come.
+    /// If the initiator's process has ended, takes its mark away and closes its slot for it. Its
+    /// stores are all in memory by then, and no more will come.
     pub(super) fn clear_dead(&mut self, index: u64) -> bool {
         let word = self.control.slot_state(index);
         if !self.process(index).is_some_and(Process::is_gone) {
@@ -78,7 +78,8 @@ impl Initiators {
         true
     }
 
-    /// Whether nobody has the slot: whatever mark stands there, who finds no slot of his own does nothing.
+    /// Whether nobody has the slot: whatever mark stands there, who finds no slot of his own does
+    /// nothing.
     fn is_free(&self, index: u64) -> bool {
         split_state(self.control.slot_state(index)).1 == connection::FREE
     }
@@ -113,7 +114,8 @@ impl Initiators {
         !Ring::new(&self.control, index, Direction::ToOwner).is_empty()
     }
 
-    /// Waits until nobody is in the middle of what was announced with such a mark and begun before this call.
+    /// Waits until nobody is in the middle of what was announced with such a mark and begun before
+    /// this call.
     pub(super) fn wait_out(
         &mut self,
         what: &str,

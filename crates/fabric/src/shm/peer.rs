@@ -12,8 +12,9 @@ use super::process::{Identity, Process};
 use crate::endpoint::FabricError;
 use crate::key::Address;
 
-/// Lives whose memory this process has mapped, as long as they last: who goes over to a new configuration opens new endpoints to the same
-/// peers, and mapping a memory takes longer than all the rest of that.
+/// Lives whose memory this process has mapped, as long as they last: who goes over to a new
+/// configuration opens new endpoints to the same peers, and mapping a memory takes longer than all
+/// the rest of that.
 static MAPPED: Mutex<Vec<Arc<Peer>>> = Mutex::new(Vec::new());
 
 /// One life of another endpoint.
@@ -84,7 +85,8 @@ impl Peer {
     }
 }
 
-/// The same life, if this process has mapped its memory for another endpoint. Those that have ended are let go.
+/// The same life, if this process has mapped its memory for another endpoint. Those that have ended
+/// are let go.
 fn mapped(found: &Peer) -> Option<Arc<Peer>> {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     mapped.retain(|peer| !peer.is_gone());

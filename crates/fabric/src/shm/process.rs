@@ -28,7 +28,8 @@ impl Identity {
     }
 }
 
-/// Field 22 of the process's stat file. The second field is the program's name and may contain anything.
+/// Field 22 of the process's stat file. The second field is the program's name and may contain
+/// anything.
 fn start_time(pid: u32) -> io::Result<u64> {
     let text = std::fs::read(format!("/proc/{pid}/stat"))?;
     let text = String::from_utf8_lossy(&text);
@@ -72,7 +73,8 @@ impl Process {
         let Some(pid) = raw.and_then(Pid::from_raw) else {
             return Ok(Process::Gone);
         };
-        // The descriptor first: if the start time then read is the wanted one, the descriptor is the wanted process's.
+        // The descriptor first: if the start time then read is the wanted one, the descriptor is
+        // the wanted process's.
         match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(descriptor) => match start_time(wanted.pid) {
                 Ok(start) if wanted.start != 0 && start != wanted.start => Ok(Process::Gone),
@@ -108,8 +110,8 @@ impl Process {
 /// The futex: the low half of the doorbell's word.
 fn futex_word(control: &Control) -> &AtomicU32 {
     let area = control.area.part(header::DOORBELL, 8);
-    // SAFETY: mapped for the life of `control`, aligned, and only ever accessed atomically (x86-64 is little-endian:
-    // the low half comes first).
+    // SAFETY: mapped for the life of `control`, aligned, and only ever accessed atomically (x86-64
+    // is little-endian: the low half comes first).
     unsafe { AtomicU32::from_ptr(area.as_ptr().cast()) }
 }
 

@@ -1,4 +1,5 @@
-//! Append queues, the receiver's side: segments posted ahead, and segments that nobody will touch again.
+//! Append queues, the receiver's side: segments posted ahead, and segments that nobody will touch
+//! again.
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,8 @@ struct Queue {
     posted: u64,
     offsets: VecDeque<u64>,
     phase: Phase,
-    /// When it was closed: the segments that an append had a place in by then. The others are untouched.
+    /// When it was closed: the segments that an append had a place in by then. The others are
+    /// untouched.
     begun: u64,
 }
 
@@ -47,7 +49,8 @@ impl Queues {
         }
     }
 
-    /// A place for another queue: a free one, else that of the queue that was closed and opened first.
+    /// A place for another queue: a free one, else that of the queue that was closed and opened
+    /// first.
     fn place(&self) -> Option<usize> {
         let free = self.queues.iter().position(Option::is_none);
         let closed = || {
@@ -188,7 +191,8 @@ impl Queues {
         let taken = queue.posted - queue.offsets.len() as u64;
         let mut end = queue.posted;
         if queue.phase != Phase::Closed {
-            // The tail first: who announces itself after this load is given a segment that the tail had reached by now.
+            // The tail first: who announces itself after this load is given a segment that the tail
+            // had reached by now.
             let tail = Tail(control.load(at + queue::TAIL));
             let is_full = tail.next() >= queue.spec.segment_bytes / 64;
             let passed = absolute(tail.segment(), queue.posted).wrapping_add(is_full.into());
@@ -200,12 +204,14 @@ impl Queues {
             if end <= taken {
                 return Ok(());
             }
-            // After the tail, like the marks: who was given a place before had raised the number before.
+            // After the tail, like the marks: who was given a place before had raised the number
+            // before.
             for slot in 0..control.claimed() {
                 let mark = control.mark(slot);
                 if mark.names_queue(index) {
                     let lowest = absolute(mark.segment(), queue.posted).wrapping_add(1);
-                    // `lowest` counts the segments up to and including the one named, so that "before the first" is 0.
+                    // `lowest` counts the segments up to and including the one named, so that
+                    // "before the first" is 0.
                     let free = lowest.saturating_sub(1);
                     if free < end && !initiators.is_done(slot) {
                         end = free;
@@ -229,8 +235,8 @@ impl Queues {
             .any(|slot| self.control.mark(slot).names_queue(index) && !initiators.is_done(slot))
     }
 
-    /// Closes a queue; with `forget` its key is unknown afterwards. Answers how many of the segments posted last are
-    /// untouched.
+    /// Closes a queue; with `forget` its key is unknown afterwards. Answers how many of the
+    /// segments posted last are untouched.
     pub(super) fn close(
         &mut self,
         id: u64,

@@ -1,5 +1,5 @@
-//! What an endpoint does when it is polled: messages and ends come in, what waited is tried again, and now and then
-//! processes are looked after.
+//! What an endpoint does when it is polled: messages and ends come in, what waited is tried again,
+//! and now and then processes are looked after.
 
 use std::iter::once;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Initiators that stand still at the worst moment, made by writing their announcements by hand; and peers that write
-//! nonsense into the control file.
+//! Initiators that stand still at the worst moment, made by writing their announcements by hand;
+//! and peers that write nonsense into the control file.
 
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,8 +125,8 @@ fn is_stalled<T>(result: Result<T, FabricError>) -> bool {
         if source.kind() == std::io::ErrorKind::TimedOut)
 }
 
-// Story: a sender announces itself at segment 1 and is stopped before or after its fetch-add. Segment 1 and all behind
-// it may still be written to, so they must not be zeroed and posted again.
+// Story: a sender announces itself at segment 1 and is stopped before or after its fetch-add.
+// Segment 1 and all behind it may still be written to, so they must not be zeroed and posted again.
 #[test]
 fn a_stopped_sender_keeps_its_segment_and_those_behind_until_it_is_dead() {
     let mut pair = Pair::new(config());
@@ -250,8 +250,9 @@ fn a_new_life_waits_for_who_stood_still_in_the_former() {
     again(config()).expect("it is dead");
 }
 
-// Control files of version 1 do not say how many slots were claimed. The program is replaced while its servers are down:
-// their memories must not be lost for that, and who stood still in an old file must be waited for.
+// Control files of version 1 do not say how many slots were claimed. The program is replaced while
+// its servers are down: their memories must not be lost for that, and who stood still in an old
+// file must be waited for.
 #[test]
 fn a_life_of_an_earlier_version_is_taken_over() {
     let config = || ShmConfig {
@@ -406,7 +407,8 @@ fn use_everything(pair: &mut Pair, dice: &mut Dice) {
     }
 }
 
-/// With nonsense in the control files between any two rounds nobody panics or hangs, and the owner can begin a new life.
+/// With nonsense in the control files between any two rounds nobody panics or hangs, and the owner
+/// can begin a new life.
 #[test]
 fn nonsense_between_operations_does_no_more_than_fail_them() {
     for seed in 0..200 {
@@ -436,8 +438,8 @@ fn nonsense_between_operations_does_no_more_than_fail_them() {
     }
 }
 
-/// The machine lost power after the last write: the file system brings the memory's file back, with older content here and
-/// there. Only the control file tells; without one nobody knows.
+/// The machine lost power after the last write: the file system brings the memory's file back, with
+/// older content here and there. Only the control file tells; without one nobody knows.
 #[test]
 fn memory_of_another_boot_is_not_kept() {
     let directory = tempfile::tempdir().expect("directory");

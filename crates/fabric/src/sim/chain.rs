@@ -513,8 +513,8 @@ impl Net {
         }
     }
 
-    /// The owner learns that its chain is broken: completions that were on their way come first, then the operation to
-    /// blame, then the rest in order of posting.
+    /// The owner learns that its chain is broken: completions that were on their way come first,
+    /// then the operation to blame, then the rest in order of posting.
     pub(super) fn chain_notice(&mut self, chain: usize) {
         let state = &mut self.chains[chain];
         if std::mem::replace(&mut state.closed, true) {

@@ -11,18 +11,21 @@ pub struct Delay {
     pub jitter_ns: u64,
     /// How many packets of a thousand are slow.
     pub slow_per_mille: u64,
-    /// What a slow packet takes on top: this, halved a random number of times (0 to 7), in nanoseconds.
+    /// What a slow packet takes on top: this, halved a random number of times (0 to 7), in
+    /// nanoseconds.
     pub slow_ns: u64,
 }
 
 /// How a receiver learns which segments no append will touch again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedBy {
-    /// The provider knows of every append under way: a completion ring that is read, or reservations. Exact.
+    /// The provider knows of every append under way: a completion ring that is read, or
+    /// reservations. Exact.
     Completions,
-    /// Nobody reads completions. A segment counts as used once a later one's first word was seen not to be zero and
-    /// this many nanoseconds have passed since (rowan §4.3: 2 ms). An append that is slower than that may still land
-    /// in a used segment, counted by [`Faults::late_landings`]: its sender must not take its completion at its word.
+    /// Nobody reads completions. A segment counts as used once a later one's first word was seen
+    /// not to be zero and this many nanoseconds have passed since (rowan §4.3: 2 ms). An append
+    /// that is slower than that may still land in a used segment, counted by
+    /// [`Faults::late_landings`]: its sender must not take its completion at its word.
     FirstWords {
         /// The wait.
         settle_ns: u64,
@@ -38,14 +41,16 @@ pub struct SimConfig {
     pub delay: Delay,
     /// Time between two bursts of one operation's bytes, at most, in nanoseconds.
     pub burst_gap_ns: u64,
-    /// Lines of 64 bytes that take effect at once, at most (more where an operation has more than 128 lines).
+    /// Lines of 64 bytes that take effect at once, at most (more where an operation has more than
+    /// 128 lines).
     pub burst_lines: u64,
     /// Whether packets of different connections overtake each other on the way to one endpoint.
     pub reorder: bool,
-    /// Order within one connection. With [`WriteOrder::None`] operations overtake each other, and a write's lines land
-    /// in any order; only a flush waits for what was posted before it.
+    /// Order within one connection. With [`WriteOrder::None`] operations overtake each other, and a
+    /// write's lines land in any order; only a flush waits for what was posted before it.
     pub write_order: WriteOrder,
-    /// Who makes bytes durable: with [`FlushBy::Target`] flushes and appends wait for the target's next poll.
+    /// Who makes bytes durable: with [`FlushBy::Target`] flushes and appends wait for the target's
+    /// next poll.
     pub flush: FlushBy,
     /// Whether every one-sided operation waits for the target's next poll.
     pub target_polls: bool,
@@ -111,7 +116,8 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// Everything as benign as it gets: constant delays, no overtaking. For tests of what happens without faults.
+    /// Everything as benign as it gets: constant delays, no overtaking. For tests of what happens
+    /// without faults.
     pub fn calm() -> SimConfig {
         SimConfig {
             delay: Delay {

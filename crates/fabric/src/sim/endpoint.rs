@@ -18,8 +18,8 @@ use crate::operation::{ChainId, ChainOperation, ChainShape, ConnectionId, Operat
 const MAX_MEMBERS: usize = 64;
 const MAX_WAIT_NS: u128 = 60_000_000_000;
 
-/// One participant in a [`SimFabric`](super::SimFabric), until its process ends: after a crash or a kill it does
-/// nothing any more, and calls answer [`FabricError::Unknown`].
+/// One participant in a [`SimFabric`](super::SimFabric), until its process ends: after a crash or a
+/// kill it does nothing any more, and calls answer [`FabricError::Unknown`].
 pub struct SimEndpoint {
     net: Arc<Mutex<Net>>,
     life: usize,

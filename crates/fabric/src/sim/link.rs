@@ -190,7 +190,8 @@ impl Net {
                 self.break_link(way.link, None, FailureKind::PeerGone);
                 return;
             }
-            // What has arrived, and what follows for a while, takes effect without anybody hearing of it.
+            // What has arrived, and what follows for a while, takes effect without anybody hearing
+            // of it.
             self.way(way).muted = true;
             let delay = self.random.below(self.config.delay.base_ns * 4);
             self.after(delay, Due::Break(way.link));
@@ -202,7 +203,8 @@ impl Net {
         self.start_ready(way);
     }
 
-    /// Whether a partition holds a packet back; it comes again, or breaks the connection in the end.
+    /// Whether a partition holds a packet back; it comes again, or breaks the connection in the
+    /// end.
     fn hold_back(&mut self, way: Way, due: Due) -> bool {
         let (from, to) = self.ends(way);
         if !self.is_cut(from, to) {
@@ -463,7 +465,8 @@ impl Net {
         }
     }
 
-    /// The program polls, or (with `stalled_only`) runs again after a pause: what waited for it goes on.
+    /// The program polls, or (with `stalled_only`) runs again after a pause: what waited for it
+    /// goes on.
     pub(super) fn release(&mut self, life: usize, stalled_only: bool) {
         for gated in std::mem::take(&mut self.lives[life].gated) {
             match gated {

@@ -1,5 +1,5 @@
-//! A whole network in one process, replayed exactly from its seed: memory that loses what was not flushed, packets that
-//! are late, connections that end at the worst moment.
+//! A whole network in one process, replayed exactly from its seed: memory that loses what was not
+//! flushed, packets that are late, connections that end at the worst moment.
 //!
 //! ```text
 //!   SimFabric    the network, and what the test does to it        here
@@ -13,17 +13,17 @@
 //! ```
 //!
 //! # Time
-//! Nothing happens but by the test: [`SimFabric::advance`] moves on to the next thing due and does it,
-//! [`SimFabric::run_for`] lets a span of time pass. A test polls its programs after each step, in an order of its own
-//! (or drawn from its own seed):
+//! Nothing happens but by the test: [`SimFabric::advance`] moves on to the next thing due and does
+//! it, [`SimFabric::run_for`] lets a span of time pass. A test polls its programs after each step,
+//! in an order of its own (or drawn from its own seed):
 //!
 //! ```text
 //!   loop { for program in programs { program.poll(fabric.now_ns()) }  if !fabric.advance() { break } }
 //! ```
 //!
-//! [`Endpoint::wait`](crate::Endpoint::wait) does the same for a test with one program: it advances until the endpoint
-//! has events or the timeout has passed in simulated time. `poll` never moves time. With one thread everything follows
-//! from the seed and the calls.
+//! [`Endpoint::wait`](crate::Endpoint::wait) does the same for a test with one program: it advances
+//! until the endpoint has events or the timeout has passed in simulated time. `poll` never moves
+//! time. With one thread everything follows from the seed and the calls.
 //!
 //! # Faults
 //! | fault | what happens | switch |
@@ -47,13 +47,14 @@
 //! [`SimFabric::faults`] counts what has happened.
 //!
 //! # What is promised
-//! A flush makes exactly its range durable, at one instant, after everything posted before it on its connection has
-//! taken effect. Append completions mean durable. An append's address is given when its packet arrives; its bytes come
-//! later. A failed operation (but for [`NoSegment`](crate::FailureKind::NoSegment)) ends its connection for both sides:
-//! the owner hears of completions that came before, then of the operation to blame, then [`Broken`](crate::FailureKind)
-//! for the rest, and the connection's id is unknown from then on. Who has nothing under way hears
-//! [`Disconnected`](crate::Event::Disconnected). A failed chain operation ends the chain, not its connections; a
-//! connection's end ends its chains.
+//! A flush makes exactly its range durable, at one instant, after everything posted before it on
+//! its connection has taken effect. Append completions mean durable. An append's address is given
+//! when its packet arrives; its bytes come later. A failed operation (but for
+//! [`NoSegment`](crate::FailureKind::NoSegment)) ends its connection for both sides: the owner
+//! hears of completions that came before, then of the operation to blame, then
+//! [`Broken`](crate::FailureKind) for the rest, and the connection's id is unknown from then on.
+//! Who has nothing under way hears [`Disconnected`](crate::Event::Disconnected). A failed chain
+//! operation ends the chain, not its connections; a connection's end ends its chains.
 
 mod chain;
 mod config;
@@ -77,7 +78,8 @@ use net::Net;
 
 /// A network of simulated endpoints. Clones are the same network.
 ///
-/// Names are the test's own: methods panic when there is no machine of the name, or its state forbids what is asked.
+/// Names are the test's own: methods panic when there is no machine of the name, or its state
+/// forbids what is asked.
 #[derive(Clone)]
 pub struct SimFabric(Arc<Mutex<Net>>);
 
@@ -109,7 +111,8 @@ impl SimFabric {
         SimEndpoint::new(&self.0, life)
     }
 
-    /// A machine loses power: its process ends, and its memory holds what the seed makes of it. Answers the image.
+    /// A machine loses power: its process ends, and its memory holds what the seed makes of it.
+    /// Answers the image.
     ///
     /// # Panics
     /// When there is no such machine.
@@ -122,8 +125,8 @@ impl SimFabric {
         net.nodes[node].crash.newest()
     }
 
-    /// A process ends; the memory that it used stays as it is, unflushed words included. (The memory is the very same:
-    /// the dead program must not be run on.)
+    /// A process ends; the memory that it used stays as it is, unflushed words included. (The
+    /// memory is the very same: the dead program must not be run on.)
     ///
     /// # Panics
     /// When there is no such machine.
@@ -134,8 +137,8 @@ impl SimFabric {
         net.faults.kills += 1;
     }
 
-    /// A new process on the machine's memory: no registration, no queue and no connection is left; the address is the
-    /// same.
+    /// A new process on the machine's memory: no registration, no queue and no connection is left;
+    /// the address is the same.
     ///
     /// # Panics
     /// When there is no such machine, or a process runs there.
@@ -159,7 +162,8 @@ impl SimFabric {
         net.partition(a, b, on);
     }
 
-    /// Stops a machine's program, or lets it go on. Its polls and waits find nothing, its posts are `Busy`.
+    /// Stops a machine's program, or lets it go on. Its polls and waits find nothing, its posts are
+    /// `Busy`.
     ///
     /// # Panics
     /// When there is no such machine.
@@ -173,7 +177,8 @@ impl SimFabric {
         }
     }
 
-    /// Moves on to the next thing due and does it; `false` when nothing will happen by itself any more.
+    /// Moves on to the next thing due and does it; `false` when nothing will happen by itself any
+    /// more.
     pub fn advance(&self) -> bool {
         lock(&self.0).advance()
     }
@@ -190,7 +195,8 @@ impl SimFabric {
         net.run_until(until_ns);
     }
 
-    /// Advances until nothing is due any more, `limit` things at most; answers whether all is quiet.
+    /// Advances until nothing is due any more, `limit` things at most; answers whether all is
+    /// quiet.
     pub fn settle(&self, limit: usize) -> bool {
         let mut net = lock(&self.0);
         (0..limit).any(|_| !net.advance())

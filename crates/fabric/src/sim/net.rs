@@ -120,7 +120,8 @@ pub(super) struct Life {
     /// Messages among the events.
     pub(super) messages: usize,
     pub(super) gated: Vec<Gated>,
-    /// The number of the newest packet that took effect, to count overtaking; and when the last arrives.
+    /// The number of the newest packet that took effect, to count overtaking; and when the last
+    /// arrives.
     pub(super) newest_packet: u64,
     pub(super) last_arrival_ns: u64,
 }
@@ -242,7 +243,8 @@ impl Net {
 
     pub(super) fn note(&mut self, line: impl FnOnce() -> String) {
         if self.config.transcript_lines == 0 {
-            // The generator's state follows every decision: together with the clock it tells two runs apart.
+            // The generator's state follows every decision: together with the clock it tells two
+            // runs apart.
             let mixed = self.fingerprint ^ self.random.0 ^ self.now_ns.rotate_left(17);
             self.fingerprint = mixed.wrapping_mul(0x0100_0000_01b3);
             return;

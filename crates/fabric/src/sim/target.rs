@@ -301,8 +301,8 @@ impl Target {
         Ok(queue)
     }
 
-    /// Gives an append its address: behind the one before in order of arrival, on the next line, in the next segment
-    /// if this one has no room for it.
+    /// Gives an append its address: behind the one before in order of arrival, on the next line, in
+    /// the next segment if this one has no room for it.
     //= rowan §3.2.2
     pub(super) fn append(&mut self, key: &AppendKey, len: u64) -> Result<Place, FailureKind> {
         let queue = self.queue(key)?;

@@ -62,7 +62,8 @@ fn failures(events: &[Event]) -> Vec<(u64, FailureKind)> {
         .collect()
 }
 
-/// A few hundred operations of every kind by three initiators, with a crash and a restart of the target.
+/// A few hundred operations of every kind by three initiators, with a crash and a restart of the
+/// target.
 fn busy_run(seed: u64) -> (Vec<Vec<Event>>, Vec<String>, u64, Faults) {
     let config = SimConfig {
         transcript_lines: 100_000,

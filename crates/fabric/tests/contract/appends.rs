@@ -45,7 +45,8 @@ pub fn appends_are_packed_in_posted_segments(group: &mut Group) {
             expected.push(bytes);
         }
     }
-    // Completed one by one, so in this order in memory: each on the next line, in the next segment where it did not fit.
+    // Completed one by one, so in this order in memory: each on the next line, in the next segment
+    // where it did not fit.
     let memory = group.endpoints[1].memory().clone();
     let mut at = (0, 0);
     for bytes in expected {
@@ -163,7 +164,8 @@ pub fn appends_posted_together_are_all_there(group: &mut Group) {
     for bytes in &records {
         let is_at = |&&at: &&u64| memory.read_vec(at, bytes.len() as u64) == *bytes;
         let copies = lines.iter().filter(is_at).count();
-        // Where the target places them, one that was given up may still land, besides the one that was posted in its place.
+        // Where the target places them, one that was given up may still land, besides the one that
+        // was posted in its place.
         let once = group.endpoints[1].capabilities().append == Some(AppendBy::Reservation);
         assert!(copies == 1 || (copies == 2 && !once), "{copies} copies");
     }

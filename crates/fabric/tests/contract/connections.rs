@@ -44,7 +44,8 @@ pub fn a_full_queue_says_busy_and_recovers(group: &mut Group) {
         bytes: &bytes,
     };
     let mut posted = 0u64;
-    // A provider that does everything at once may never be busy; its events are then not unbounded either.
+    // A provider that does everything at once may never be busy; its events are then not unbounded
+    // either.
     while posted < 5_000 {
         match group.endpoints[0].post(on, write, posted) {
             Ok(()) => posted += 1,

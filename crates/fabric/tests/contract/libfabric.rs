@@ -14,7 +14,8 @@ fn open(provider: &str) -> Result<Box<dyn Endpoint>, FabricError> {
     options.node = Some("127.0.0.1".into());
     // Appends that no segment awaits fail after this time, while the suite waits.
     options.operation_timeout = Duration::from_secs(2);
-    // Segments are used when the largest append does not fit any more; the suite's are of 4096 bytes.
+    // Segments are used when the largest append does not fit any more; the suite's are of 4096
+    // bytes.
     options.max_append = 448;
     let region = Region::anonymous(MEMORY).expect("region");
     let area = region.take(0, MEMORY).expect("area").share();

@@ -19,7 +19,8 @@ use connections::*;
 use group::{Group, MEMORY};
 use memory::*;
 
-/// Everything that a provider owes. `make` answers so many new endpoints with at least [`MEMORY`] bytes each.
+/// Everything that a provider owes. `make` answers so many new endpoints with at least [`MEMORY`]
+/// bytes each.
 fn contract(mut make: impl FnMut(usize) -> Vec<Box<dyn Endpoint>>) {
     let mut group = |count| Group::new(make(count));
     what_was_written_is_read_and_seen(&mut group(2));

@@ -57,7 +57,8 @@ pub fn open_queue(target: &mut OfiEndpoint) -> AppendKey {
     queue
 }
 
-/// Memory that outlives the process that uses it: a file without a name, so that no test can leave it behind.
+/// Memory that outlives the process that uses it: a file without a name, so that no test can leave
+/// it behind.
 pub struct Memory {
     file: File,
 }
@@ -108,7 +109,8 @@ fn key(bytes: &[u8]) -> MemoryKey {
     MemoryKey::decode(bytes.try_into().expect("24 bytes"))
 }
 
-/// Tests that start processes take turns: a process that is started while another test opens its sockets has them too.
+/// Tests that start processes take turns: a process that is started while another test opens its
+/// sockets has them too.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -269,7 +271,8 @@ pub fn left_behind(process: u32) -> Vec<String> {
         .collect()
 }
 
-/// Sends a signal to a process with an endpoint; answers by which it ended, and what is in its directory then.
+/// Sends a signal to a process with an endpoint; answers by which it ended, and what is in its
+/// directory then.
 pub fn ended_by(signal: &str, directory: &Path) -> (Option<i32>, Vec<String>) {
     let mut command = command("idler");
     let mut child = Child::start(command.current_dir(directory));

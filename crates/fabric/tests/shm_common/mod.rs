@@ -1,4 +1,5 @@
-//! The other processes of the tests of `shm`: initiators that never rest, and an owner to be killed.
+//! The other processes of the tests of `shm`: initiators that never rest, and an owner to be
+//! killed.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::path::{Path, PathBuf};
@@ -37,7 +38,8 @@ pub fn mixed(word: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// The seed of a test: `SEED` in the environment, or a fixed one. Which interleaving it meets is the machine's choice.
+/// The seed of a test: `SEED` in the environment, or a fixed one. Which interleaving it meets is
+/// the machine's choice.
 pub fn seed() -> u64 {
     let seed = std::env::var("SEED")
         .ok()
@@ -61,7 +63,8 @@ pub fn open(directory: &Path, name: &str, config: ShmConfig) -> ShmEndpoint {
     ShmEndpoint::open(directory, name, config).expect("endpoint")
 }
 
-/// Lines of a record: many, so that a process is more often within an append than between two. Every line tells whose it is, and which.
+/// Lines of a record: many, so that a process is more often within an append than between two.
+/// Every line tells whose it is, and which.
 pub fn lines_of(sender: u64, number: u64) -> u64 {
     1 + mixed(sender << 32 ^ number) % 200
 }

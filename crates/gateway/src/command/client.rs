@@ -7,22 +7,13 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::resp::{Protocol, encode, parse_i64};
 
 use super::session::{MAX_NAME_BYTES, is_name, is_plain};
+use super::transaction::Multi;
 use super::{Context, Flow, SYNTAX, help};
 use crate::connection::{ReplyMode, Session};
 
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
     let sub = args.at(1).to_ascii_lowercase();
-    let count = args.len();
-    let arity_right = match sub.as_slice() {
-        b"id" | b"getname" | b"info" => count == 2,
-        b"setname" | b"no-evict" | b"no-touch" | b"reply" => count == 3,
-        b"setinfo" => count == 4,
-        _ => true,
-    };
-    if !arity_right {
-        return context.wrong_arity(&format!("client|{}", String::from_utf8_lossy(&sub)));
-    }
     match sub.as_slice() {
         b"id" => encode::int(context.out, context.session.id as i64),
         b"getname" => match context.session.name.as_slice() {
@@ -73,7 +64,12 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
         b"scanmode" => return scan_mode(context),
         b"info" => {
             let mut text = String::new();
-            line(&mut text, context.session, context.now_us);
+            line(
+                &mut text,
+                context.session,
+                context.now_us,
+                context.request_bytes,
+            );
             encode::text(context.out, context.session.protocol, &text);
         }
         b"list" => return list(context),
@@ -83,8 +79,8 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     Flow::Replied
 }
 
-/// CLIENT READMODE [INDEX | LOG | LEASE | WEAK | DEFAULT], our own: how this connection's reads are answered. Without a mode it
-/// answers the one in force.
+/// CLIENT READMODE [INDEX | LOG | LEASE | WEAK | DEFAULT], our own: how this connection's reads are
+/// answered. Without a mode it answers the one in force.
 fn read_mode(context: &mut Context<'_, '_>) -> Flow {
     const MODES: [(&str, ReadMode); 4] = [
         ("index", ReadMode::Index),
@@ -112,8 +108,8 @@ fn read_mode(context: &mut Context<'_, '_>) -> Flow {
     }
 }
 
-/// CLIENT SCANMODE [LIVE | SNAPSHOT], our own: whether the scans that this connection begins show one moment. Without a mode it
-/// answers the one in force.
+/// CLIENT SCANMODE [LIVE | SNAPSHOT], our own: whether the scans that this connection begins show
+/// one moment. Without a mode it answers the one in force.
 fn scan_mode(context: &mut Context<'_, '_>) -> Flow {
     match context.args.len() {
         2 => {
@@ -194,41 +190,76 @@ fn list(context: &mut Context<'_, '_>) -> Flow {
     sessions.retain(|session| !none && only.as_ref().is_none_or(|ids| ids.contains(&session.id)));
     sessions.sort_by_key(|session| session.id);
     for session in sessions {
-        line(&mut text, session, context.now_us);
+        let running = match session.id == context.session.id {
+            true => context.request_bytes,
+            false => 0,
+        };
+        line(&mut text, session, context.now_us, running);
     }
     encode::text(context.out, context.session.protocol, &text);
     Flow::Replied
 }
 
-/// One line of CLIENT LIST, in Redis's order of fields.
-fn line(text: &mut String, session: &Session, now_us: u64) {
+/// One line of CLIENT LIST, in Redis's order of fields. `running` are the bytes of a request that
+/// is not among the pending ones.
+fn line(text: &mut String, session: &Session, now_us: u64, running: usize) {
     let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let seconds = |since_us| now_us.saturating_sub(since_us) / 1_000_000;
+    let queued = session.multi.as_deref();
+    let buffers = session.buffers();
+    let arguments = session.request_bytes + running;
+    let held = queued.map_or(0, Multi::held);
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={} omem={} \
-         cmd={} user=default lib-name={} lib-ver={} resp={}",
+        "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={arguments} \
+         qbuf-free=0 argv-mem={arguments} multi-mem={held} rbs={} rbp={} obl={} oll={} omem={} tot-mem={} events={} \
+         cmd={} user={} redir=-1 resp={} lib-name={} lib-ver={}",
         session.id,
         session.peer,
         session.local,
+        session.fd,
         name(&session.name),
-        now_us.saturating_sub(session.created_us) / 1_000_000,
-        now_us.saturating_sub(session.active_us) / 1_000_000,
-        if session.readonly { "r" } else { "N" },
-        if session.no_evict { "e" } else { "" },
-        session
-            .multi
-            .as_ref()
-            .map_or(-1, |multi| multi.count as i64),
-        session.request_bytes,
-        session.unsent(),
+        seconds(session.created_us),
+        seconds(session.active_us),
+        flags(session),
+        queued.map_or(-1, |multi| multi.count as i64),
+        buffers.allocated,
+        buffers.allocated,
+        buffers.encoded,
+        buffers.waiting,
+        buffers.held,
+        size_of::<Session>() + arguments + held + buffers.allocated + buffers.held,
+        if buffers.encoded > 0 { "rw" } else { "r" },
         session.last_command,
-        name(&session.lib_name),
-        name(&session.lib_version),
+        name(&session.user),
         if session.protocol == Protocol::Resp3 {
             3
         } else {
             2
         },
+        name(&session.lib_name),
+        name(&session.lib_version),
     );
+}
+
+/// One letter for each state that a client is in.
+fn flags(session: &Session) -> String {
+    let all = [
+        (session.multi.is_some(), 'x'),
+        (session.waiting.is_some(), 'b'),
+        (session.closing, 'c'),
+        (session.readonly, 'r'),
+        (session.no_evict, 'e'),
+        (session.no_touch, 'T'),
+    ];
+    let flags: String = all
+        .into_iter()
+        .filter_map(|(is, letter)| is.then_some(letter))
+        .collect();
+    if flags.is_empty() {
+        "N".to_owned()
+    } else {
+        flags
+    }
 }

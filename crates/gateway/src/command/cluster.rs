@@ -1,4 +1,5 @@
-//! CLUSTER: the topology as cluster clients want to see it. One leader serves all slots, or nodes serve ranges.
+//! CLUSTER: the topology as cluster clients want to see it. One leader serves all slots, or nodes
+//! serve ranges.
 
 use std::fmt::Write as _;
 
@@ -13,15 +14,6 @@ const LAST_SLOT: i64 = SLOTS as i64 - 1;
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
     let sub = args.at(1).to_ascii_lowercase();
-    let expected = match sub.as_slice() {
-        b"slots" | b"shards" | b"nodes" | b"info" | b"myid" => 2,
-        b"keyslot" => 3,
-        b"help" => return help::run(context, "CLUSTER"),
-        _ => return context.unknown_subcommand("CLUSTER"),
-    };
-    if args.len() != expected {
-        return context.wrong_arity(&format!("cluster|{}", String::from_utf8_lossy(&sub)));
-    }
     let protocol = context.session.protocol;
     match sub.as_slice() {
         b"keyslot" => encode::int(context.out, i64::from(slot(args.at(2)))),
@@ -29,7 +21,15 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
         b"slots" => slots(context.out, protocol, &context.backend.topology()),
         b"shards" => shards(context.out, protocol, &context.backend.topology()),
         b"nodes" => encode::text(context.out, protocol, &nodes(&context.backend.topology())),
-        _ => encode::text(context.out, protocol, &info(&context.backend.topology())),
+        b"help" => return help::run(context, "CLUSTER"),
+        _ => encode::text(
+            context.out,
+            protocol,
+            &info(
+                &context.backend.topology(),
+                context.backend.makes_progress(),
+            ),
+        ),
     }
     Flow::Replied
 }
@@ -191,8 +191,9 @@ fn served_by(topology: &Topology, node: &TopologyNode) -> String {
         .collect()
 }
 
-fn info(topology: &Topology) -> String {
-    let led = topology.nodes.iter().any(|node| node.is_leader);
+fn info(topology: &Topology, makes_progress: bool) -> String {
+    let serves = |node: &TopologyNode| node.is_leader && (makes_progress || !node.myself);
+    let led = topology.nodes.iter().any(serves);
     let served = match topology.ranges.is_empty() {
         true if led => SLOTS,
         true => 0,

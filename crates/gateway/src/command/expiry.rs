@@ -1,52 +1,94 @@
-//! Commands about when keys expire. Times are computed where a command is applied; here they are only checked.
+//! Commands about when keys expire. Times are computed where a command is applied; here they are
+//! only checked.
 
 use cyclone_wire::command::{ExpireIf, Expiry, Operation, Query};
+use cyclone_wire::resp::parse_i64;
 
 use super::table::Id;
-use super::{Context, Flow, SYNTAX};
+use super::{Context, Flow, NOT_INTEGER, SYNTAX};
 use crate::reply::Shape;
 
-/// A bound on the present in milliseconds since 1970 (the year 2039), for refusing times that would overflow with it, as Redis does.
+/// A bound on the present in milliseconds since 1970 (the year 2039), for refusing times that would
+/// overflow with it, as Redis does.
 const LATEST_NOW_MS: i64 = 1 << 41;
 
-fn invalid(context: &mut Context<'_, '_>, command: &str) -> Option<Expiry> {
-    context.error(format!("ERR invalid expire time in '{command}' command"));
-    None
+/// What an expire time counts in, and from when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Ex,
+    Px,
+    ExAt,
+    PxAt,
 }
 
-/// The time at a place, which must be positive, as SET, SETEX and GETEX want it; otherwise an error has been answered.
-pub(super) fn positive(
-    context: &mut Context<'_, '_>,
-    at: usize,
-    seconds: bool,
-    absolute: bool,
-    command: &str,
-) -> Option<Expiry> {
-    let value = context.int(at)?;
-    let millis = if seconds {
+impl Unit {
+    const ALL: [(&str, Unit); 4] = [
+        ("ex", Unit::Ex),
+        ("px", Unit::Px),
+        ("exat", Unit::ExAt),
+        ("pxat", Unit::PxAt),
+    ];
+
+    fn is_seconds(self) -> bool {
+        matches!(self, Unit::Ex | Unit::ExAt)
+    }
+
+    fn is_absolute(self) -> bool {
+        matches!(self, Unit::ExAt | Unit::PxAt)
+    }
+}
+
+fn invalid_time(command: &str) -> String {
+    format!("ERR invalid expire time in '{command}' command")
+}
+
+/// Why a time is refused.
+enum BadTime {
+    NotInteger,
+    OutOfRange,
+}
+
+/// A time as SET, SETEX and GETEX want it: positive.
+fn positive_time(text: &[u8], unit: Unit) -> Result<Expiry, BadTime> {
+    let value = parse_i64(text).ok_or(BadTime::NotInteger)?;
+    let millis = if unit.is_seconds() {
         value.checked_mul(1000)
     } else {
         Some(value)
     };
-    let least_room = if absolute { 0 } else { LATEST_NOW_MS };
+    let least_room = if unit.is_absolute() { 0 } else { LATEST_NOW_MS };
     match millis.filter(|ms| *ms > 0 && *ms <= i64::MAX - least_room) {
-        Some(ms) if absolute => Some(Expiry::At(ms as u64)),
-        Some(ms) => Some(Expiry::After(ms as u64)),
-        None => invalid(context, command),
+        Some(ms) if unit.is_absolute() => Ok(Expiry::At(ms as u64)),
+        Some(ms) => Ok(Expiry::After(ms as u64)),
+        None => Err(BadTime::OutOfRange),
     }
 }
 
-/// EX, PX, EXAT, PXAT: whether the option counts in seconds, and whether it is a point in time.
-pub(super) fn unit(context: &Context<'_, '_>, at: usize) -> Option<(bool, bool)> {
-    [
-        ("ex", (true, false)),
-        ("px", (false, false)),
-        ("exat", (true, true)),
-        ("pxat", (false, true)),
-    ]
-    .into_iter()
-    .find(|(name, _)| context.is(at, name))
-    .map(|(_, unit)| unit)
+/// The time at a place; otherwise an error has been answered.
+pub(super) fn positive(
+    context: &mut Context<'_, '_>,
+    at: usize,
+    unit: Unit,
+    command: &str,
+) -> Option<Expiry> {
+    match positive_time(context.args.at(at), unit) {
+        Ok(expiry) => return Some(expiry),
+        Err(BadTime::NotInteger) => context.error(NOT_INTEGER),
+        Err(BadTime::OutOfRange) => context.error(invalid_time(command)),
+    };
+    None
+}
+
+/// EX, PX, EXAT or PXAT with a time behind it: the unit, and the time's place. The same option may
+/// be repeated, the last one counts; `earlier` is the one before.
+pub(super) fn option(
+    context: &Context<'_, '_>,
+    at: usize,
+    earlier: Option<(Unit, usize)>,
+) -> Option<(Unit, usize)> {
+    let (_, unit) = Unit::ALL.iter().find(|(name, _)| context.is(at, name))?;
+    let is_same = earlier.is_none_or(|(earlier, _)| earlier == *unit);
+    (is_same && at + 1 < context.args.len()).then_some((*unit, at + 1))
 }
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
@@ -92,7 +134,7 @@ fn expire(context: &mut Context<'_, '_>, id: Id, key: &[u8], slot: u16) -> Optio
     let expiry = match millis.filter(|ms| *ms <= i64::MAX - least_room) {
         Some(ms) if absolute => Expiry::At(u64::try_from(ms).unwrap_or(0)),
         Some(ms) => Expiry::After(u64::try_from(ms).unwrap_or(0)),
-        None => return invalid(context, name).map(|_| Flow::Replied),
+        None => return Some(context.error(invalid_time(name))),
     };
     let operation = Operation::Expire {
         key,
@@ -141,14 +183,33 @@ fn options(context: &mut Context<'_, '_>) -> Option<ExpireIf> {
 
 /// GETEX key [EX s | PX ms | EXAT s | PXAT ms | PERSIST]
 fn get_expire(context: &mut Context<'_, '_>, key: &[u8], slot: u16) -> Option<Flow> {
-    let expiry = match context.args.len() {
-        2 => return Some(context.read(slot, Shape::Plain, &Query::Get { key })),
-        3 if context.is(2, "persist") => Expiry::Never,
-        4 => match unit(context, 2) {
-            Some((seconds, absolute)) => positive(context, 3, seconds, absolute, "getex")?,
-            None => return Some(context.error(SYNTAX)),
+    let (mut time, mut persist) = (None, false);
+    let mut at = 2;
+    while at < context.args.len() {
+        if context.is(at, "persist") && time.is_none() {
+            persist = true;
+        } else if !persist && let Some(later) = option(context, at, time) {
+            at += 1;
+            time = Some(later);
+        } else {
+            return Some(context.error(SYNTAX));
+        }
+        at += 1;
+    }
+    let expiry = match time {
+        None if persist => Expiry::Never,
+        None => return Some(context.read(slot, Shape::Plain, &Query::Get { key })),
+        Some((unit, at)) => match positive_time(context.args.at(at), unit) {
+            Ok(expiry) => expiry,
+            // Redis looks for the key before it looks at the time.
+            Err(bad) => {
+                let shape = Shape::NilOrError(match bad {
+                    BadTime::NotInteger => NOT_INTEGER,
+                    BadTime::OutOfRange => "ERR invalid expire time in 'getex' command",
+                });
+                return Some(context.read(slot, shape, &Query::Exists { keys: vec![key] }));
+            }
         },
-        _ => return Some(context.error(SYNTAX)),
     };
     Some(context.write(slot, Shape::Plain, &Operation::GetExpire { key, expiry }))
 }

@@ -54,6 +54,10 @@ const LISTS: [(&str, &[(&str, &str)]); 6] = [
                 "GETKEYS <command> [<arg> ...]",
                 "The keys that a command names.",
             ),
+            (
+                "GETKEYSANDFLAGS <command> [<arg> ...]",
+                "The same, and what it does with them.",
+            ),
             ("INFO [<command> ...]", "Describes commands."),
             (
                 "LIST [FILTERBY <PATTERN|ACLCAT|MODULE> <value>]",
@@ -68,7 +72,10 @@ const LISTS: [(&str, &[(&str, &str)]); 6] = [
                 "GET <pattern> [<pattern> ...]",
                 "Settings whose names match.",
             ),
-            ("RESETSTAT", "Accepted."),
+            (
+                "RESETSTAT",
+                "Sets the counters of the section Stats of INFO to 0.",
+            ),
         ],
     ),
     (
@@ -83,8 +90,12 @@ const LISTS: [(&str, &[(&str, &str)]); 6] = [
                 "Changes the cluster's members.",
             ),
             (
-                "MEMBER MOVE <id> <packet> [<redis>] | REPLACE <old> <id> <packet> [<redis>]",
+                "MEMBER MOVE <id> <packet> [<redis>] [FORCE] | REPLACE <old> <id> <packet> [<redis>]",
                 "The same.",
+            ),
+            (
+                "CLOCK RESET",
+                "Sets the state's clock to the time that a majority of the nodes agree on.",
             ),
         ],
     ),
@@ -97,6 +108,29 @@ const LISTS: [(&str, &[(&str, &str)]); 6] = [
     ),
 ];
 
+/// Every list ends so.
+const HELP: (&str, &str) = ("HELP", "Print this help.");
+
+/// What a subcommand (`command|subcommand`) does; empty where the lists do not say.
+pub(super) fn effect(name: &str) -> &'static str {
+    let (container, subcommand) = name.split_once('|').unwrap_or((name, ""));
+    if subcommand == "help" {
+        return HELP.1;
+    }
+    let mut lists = LISTS.iter();
+    let own = lists.find(|(name, _)| name.eq_ignore_ascii_case(container));
+    let names = |usage: &str| {
+        let words = usage.split(|it: char| !it.is_ascii_alphanumeric() && it != '-');
+        words
+            .into_iter()
+            .any(|word| word.eq_ignore_ascii_case(subcommand))
+    };
+    let mut lines = own.into_iter().flat_map(|(_, list)| list.iter());
+    lines
+        .find(|(usage, _)| names(usage))
+        .map_or("", |(_, effect)| effect)
+}
+
 /// Answers `container HELP`, as Redis does: a line for each subcommand, and behind it what it does.
 pub(super) fn run(context: &mut Context<'_, '_>, container: &str) -> Flow {
     if context.args.len() != 2 {
@@ -108,9 +142,34 @@ pub(super) fn run(context: &mut Context<'_, '_>, container: &str) -> Flow {
     encode::array(out, 1 + 2 * (own.len() + 1));
     let title = format!("{container} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:");
     encode::simple(out, title);
-    for (subcommand, effect) in own.iter().chain(&[("HELP", "Print this help.")]) {
+    for (subcommand, effect) in own.iter().chain([&HELP]) {
         encode::simple(out, subcommand);
         encode::simple(out, format!("    {effect}"));
     }
     Flow::Replied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::table::facts;
+
+    #[test]
+    fn every_subcommand_that_help_lists_is_a_command() {
+        for (container, lines) in LISTS {
+            let container = &*container.to_ascii_lowercase();
+            if facts::subcommands(container).is_empty() {
+                continue;
+            }
+            let is_known = |usage: &str| {
+                let subcommand = usage.split([' ', '|']).next().unwrap_or(usage);
+                facts::subcommand(container, subcommand.as_bytes()).is_some()
+            };
+            // What the command does without a subcommand stands in parentheses.
+            let named = lines.iter().filter(|(usage, _)| !usage.starts_with('('));
+            for (usage, _) in named {
+                assert!(is_known(usage), "{container} {usage}");
+            }
+        }
+    }
 }

@@ -39,13 +39,13 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
                     context.error("ERR removing all keys at once is not supported by this engine"),
                 );
             }
-            if !context.whole_keyspace() {
+            if !context.changes_all_keys() {
                 return None;
             }
             context.write(ALL_SLOTS, Shape::Plain, &Operation::FlushAll)
         }
         Id::Scan => return scan(context),
-        _ if !context.whole_keyspace() => return None,
+        _ if !context.reads_all_keys() => return None,
         Id::Keys => context.read(
             ALL_SLOTS,
             Shape::Plain,
@@ -93,7 +93,12 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
         }
         at += 2;
     }
-    if !context.whole_keyspace() {
+    // Snapshots that scans hold are the leader's alone.
+    let is_routed = match context.session.holds_scans {
+        true => context.routed(ALL_SLOTS),
+        false => context.reads_all_keys(),
+    };
+    if !is_routed {
         return None;
     }
     Some(context.read(
@@ -108,7 +113,8 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
     ))
 }
 
-/// WAIT replicas timeout-ms. Everything before it has been answered, so the connection's writes lie below the mark.
+/// WAIT replicas timeout-ms. Everything before it has been answered, so the connection's writes lie
+/// below the mark.
 pub(super) fn wait(context: &mut Context<'_, '_>) -> Flow {
     let Some(replicas) = parse_i64(context.args.at(1)) else {
         return context.error(NOT_INTEGER);

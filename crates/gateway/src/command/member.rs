@@ -4,7 +4,7 @@ use super::{Context, Flow};
 use crate::backend::MemberRequest;
 use crate::reply::Shape;
 
-const USAGE: &str = "ERR expected CYCLONE MEMBER ADD id packet [redis] | PROMOTE id | REMOVE id | MOVE id packet [redis] | REPLACE old id packet [redis]";
+const USAGE: &str = "ERR expected CYCLONE MEMBER ADD id packet [redis] | PROMOTE id | REMOVE id | MOVE id packet [redis] [FORCE] | REPLACE old id packet [redis]";
 
 /// CYCLONE MEMBER …
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
@@ -36,11 +36,20 @@ fn parse(context: &Context<'_, '_>) -> Option<MemberRequest> {
             packet: text(4)?.parse().ok()?,
             redis: redis(5)?,
         },
-        5 | 6 if context.is(2, "move") => MemberRequest::Move {
-            id: id(3)?,
-            packet: text(4)?.parse().ok()?,
-            redis: redis(5)?,
-        },
+        5..=7 if context.is(2, "move") => {
+            let force = context.is(args.len() - 1, "force");
+            let redis = match (args.len(), force) {
+                (5, _) | (6, true) => None,
+                (6, false) | (7, true) => Some(text(5)?.parse().ok()?),
+                _ => return None,
+            };
+            MemberRequest::Move {
+                id: id(3)?,
+                packet: text(4)?.parse().ok()?,
+                redis,
+                force,
+            }
+        }
         4 if context.is(2, "promote") => MemberRequest::Promote { id: id(3)? },
         4 if context.is(2, "remove") => MemberRequest::Remove { id: id(3)? },
         6 | 7 if context.is(2, "replace") => MemberRequest::Replace {

@@ -1,6 +1,7 @@
 //! From a request to a reply or to the backend.
 
 mod client;
+mod clock;
 mod cluster;
 mod describe;
 mod expiry;
@@ -19,12 +20,12 @@ use cyclone_wire::glob::Pattern;
 use cyclone_wire::resp::{Args, encode, parse_i64};
 use cyclone_wire::slot;
 
-use crate::backend::{Backend, Route};
-use crate::connection::Session;
+use crate::backend::{Backend, OwnKeys, Route};
+use crate::connection::{Connection, Session};
 use crate::gateway::Shared;
 use crate::reply::{ALL_SLOTS, Shape, refuse_route, route_to};
 use crate::slab::Slab;
-use table::{Id, Spec};
+use table::{Id, Spec, facts};
 
 /// A command's text is quoted up to this many bytes in errors, as in Redis.
 const QUOTED: usize = 128;
@@ -48,25 +49,36 @@ pub(crate) enum Flow {
     /// WAIT begins; it replies later.
     Waits,
     /// A login is looked at; the reply comes later.
-    Checks,
+    AwaitsLogin,
     /// Hang up at once, without a word.
     HangUp,
+}
+
+/// Why a node shows what it has, though another one leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stale {
+    /// The connection has asked for it (READONLY).
+    Asked,
+    /// The read is of all keys.
+    AllKeys,
 }
 
 /// What a command works with.
 pub(crate) struct Context<'c, 'a> {
     pub(crate) shared: &'c mut Shared,
     /// The other connections.
-    pub(crate) others: &'c Slab,
+    pub(crate) others: &'c Slab<Connection>,
     pub(crate) session: &'c mut Session,
     pub(crate) backend: &'c mut dyn Backend,
     pub(crate) out: &'c mut Vec<u8>,
     pub(crate) args: Args<'a>,
     pub(crate) now_us: u64,
+    /// Bytes of the request.
+    pub(crate) request_bytes: usize,
     /// It is a command that only reads.
     pub(crate) reading: bool,
     /// It reads what this node has, though another one leads.
-    pub(crate) stale: bool,
+    pub(crate) stale: Option<Stale>,
 }
 
 impl<'a> Context<'_, 'a> {
@@ -110,7 +122,7 @@ impl<'a> Context<'_, 'a> {
         match route_to(self.backend, slot) {
             Route::Local => true,
             _ if self.reading && self.session.readonly && self.backend.reads_stale(slot) => {
-                self.stale = true;
+                self.stale = Some(Stale::Asked);
                 true
             }
             elsewhere => {
@@ -120,7 +132,8 @@ impl<'a> Context<'_, 'a> {
         }
     }
 
-    /// The key at a place and its slot, if it is acceptable and served here; otherwise an error has been answered.
+    /// The key at a place and its slot, if it is acceptable and served here; otherwise an error has
+    /// been answered.
     pub(crate) fn key(&mut self, index: usize) -> Option<(&'a [u8], u16)> {
         let key = self.args.at(index);
         if !self.fits(key, "key", self.shared.config.max_key_bytes) {
@@ -158,7 +171,8 @@ impl<'a> Context<'_, 'a> {
             .then_some(value)
     }
 
-    /// The arguments from `first` on as patterns of names in lower case, if they are short enough; otherwise an error has been answered.
+    /// The arguments from `first` on as patterns of names in lower case, if they are short enough;
+    /// otherwise an error has been answered.
     fn patterns(&mut self, first: usize) -> Option<Vec<Pattern>> {
         let args = self.args;
         let bytes: usize = args.from(first).map(<[u8]>::len).sum();
@@ -185,9 +199,40 @@ impl<'a> Context<'_, 'a> {
         fits
     }
 
-    /// For commands that concern all keys: whether this node answers them.
-    pub(crate) fn whole_keyspace(&mut self) -> bool {
-        self.routed(ALL_SLOTS)
+    /// For commands that read all keys: whether this node answers them. As in Redis, a replica does
+    /// with what it has; otherwise an error has been answered.
+    pub(crate) fn reads_all_keys(&mut self) -> bool {
+        let route = self.backend.route_of_all();
+        if route == Route::Local {
+            return true;
+        }
+        match self.backend.own_keys() {
+            OwnKeys::Shown => {
+                self.stale = Some(Stale::AllKeys);
+                return true;
+            }
+            OwnKeys::TooOld => self.error(
+                "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            ),
+            OwnKeys::Loading => self.error("LOADING Redis is loading the dataset in memory"),
+            OwnKeys::Hidden => {
+                refuse_route(self.out, ALL_SLOTS, &route);
+                Flow::Replied
+            }
+        };
+        false
+    }
+
+    /// The same for commands that change all keys: a replica refuses them.
+    pub(crate) fn changes_all_keys(&mut self) -> bool {
+        match self.backend.route_of_all() {
+            Route::Local => return true,
+            Route::Moved { .. } => {
+                self.error("READONLY You can't write against a read only replica.");
+            }
+            route @ Route::NoLeader => refuse_route(self.out, ALL_SLOTS, &route),
+        }
+        false
     }
 
     pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {
@@ -197,8 +242,9 @@ impl<'a> Context<'_, 'a> {
             .read_mode
             .unwrap_or(self.shared.config.read_mode);
         match self.stale {
-            true => self.backend.submit_stale_read(ticket, query),
-            false => self.backend.submit_read_as(ticket, query, mode),
+            Some(Stale::Asked) => self.backend.submit_stale_read(ticket, query),
+            Some(Stale::AllKeys) => self.backend.submit_own_read(ticket, query),
+            None => self.backend.submit_read_as(ticket, query, mode),
         }
         Flow::Submitted {
             is_read: true,
@@ -263,8 +309,8 @@ pub(crate) fn unknown(context: &mut Context<'_, '_>) -> Flow {
     context.error(text)
 }
 
-/// Whether a request names no more keys, or where it names none has no more arguments, than one step of the loop should deal with;
-/// otherwise an error has been answered.
+/// Whether a request names no more keys, or where it names none has no more arguments, than one
+/// step of the loop should deal with; otherwise an error has been answered.
 pub(crate) fn is_bounded(context: &mut Context<'_, '_>, spec: &Spec) -> bool {
     let given = context.args.len() - 1;
     let (count, what) = match spec.keys {
@@ -290,7 +336,25 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
     flow
 }
 
+/// Whether the command has no subcommands, or has the one named and it takes so many arguments;
+/// otherwise an error has been answered.
+pub(crate) fn has_subcommand(context: &mut Context<'_, '_>, spec: &Spec) -> bool {
+    let args = context.args;
+    if spec.flags & table::CONTAINER == 0 || args.len() == 1 {
+        return true;
+    }
+    match facts::subcommand(spec.name, args.at(1)) {
+        Some(facts) if facts.takes(args.len()) => return true,
+        Some(facts) => context.wrong_arity(facts.name),
+        None => context.unknown_subcommand(&spec.name.to_ascii_uppercase()),
+    };
+    false
+}
+
 fn run_checked(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
+    if !has_subcommand(context, spec) {
+        return Flow::Replied;
+    }
     if !context.session.authenticated && spec.flags & table::OPEN == 0 {
         return context.error("NOAUTH Authentication required.");
     }
@@ -351,6 +415,7 @@ fn run_checked(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         Id::Info | Id::Config | Id::Debug => Some(server::run(context, spec.id)),
         Id::Cluster => Some(cluster::run(context)),
         Id::Cyclone if context.is(1, "member") => Some(member::run(context)),
+        Id::Cyclone if context.is(1, "clock") => Some(clock::run(context)),
         Id::Cyclone => Some(snapshot::run(context)),
     };
     // None: a check failed and has answered its error.

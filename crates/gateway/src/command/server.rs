@@ -32,10 +32,11 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         };
     }
     match args.at(1).to_ascii_lowercase().as_slice() {
-        b"get" if args.len() < 3 => context.wrong_arity("config|get"),
         b"get" => get(context),
-        b"resetstat" if args.len() == 2 => context.ok(),
-        b"resetstat" => context.wrong_arity("config|resetstat"),
+        b"resetstat" => {
+            context.shared.reset = context.shared.stats;
+            context.ok()
+        }
         b"set" | b"rewrite" => {
             context.error("ERR settings are read from the configuration file when the node starts, and not changed")
         }

@@ -5,10 +5,10 @@ use cyclone_wire::resp::{Protocol, encode, parse_i64};
 use super::table::Id;
 use super::{Context, Flow, NOT_INTEGER};
 use crate::backend::{Backend, Route};
-use crate::connection::{ReplyMode, Session};
+use crate::connection::{DEFAULT_USER, ReplyMode, Session};
 use crate::gateway::Stats;
 use crate::info::REDIS_VERSION;
-use crate::login::{Asked, Checking, Verdict, same_secret};
+use crate::login::{AskOutcome, PendingLogin, Verdict, same_secret};
 
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const TOO_MANY_LOGINS: &str = "TRYAGAIN too many logins at a time, retry later";
@@ -42,9 +42,13 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         Id::Reset => {
             let session = &mut *context.session;
             session.protocol = Protocol::Resp2;
+            // Only who gives up a login has a new time to log in.
+            if session.authenticated {
+                session.unauthenticated_since_us = context.now_us;
+            }
             session.authenticated = context.shared.config.is_open();
-            session.stranger_since_us = context.now_us;
             session.name.clear();
+            session.user = DEFAULT_USER.to_vec();
             // Where its own reply is to be skipped it is, as in Redis.
             if session.reply_mode == ReplyMode::Off {
                 session.reply_set = Some(ReplyMode::On);
@@ -81,29 +85,32 @@ fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login 
         .passwords
         .iter()
         .fold(false, |known, one| same_secret(one, password) | known);
-    if user == b"default" && (known || config.is_open()) {
+    if user == DEFAULT_USER && (known || config.is_open()) {
         context.session.authenticated = true;
+        context.session.user = user.to_vec();
         context.shared.stats.logins += 1;
         return Login::Right;
     }
     let (ticket, peer) = (context.session.next_ticket(), context.session.peer.ip());
     let asked = match &mut context.shared.logins {
         Some(logins) => logins.ask(ticket, peer, user, password),
-        None => Asked::Wrong,
+        None => AskOutcome::Wrong,
     };
     match asked {
-        Asked::Right => {
+        AskOutcome::Right => {
             context.session.authenticated = true;
+            context.session.user = user.to_vec();
             context.shared.stats.logins += 1;
             Login::Right
         }
-        Asked::Later => Login::Later,
-        Asked::Wrong => {
+        AskOutcome::Later => Login::Later,
+        AskOutcome::Wrong => {
             context.shared.stats.logins_refused += 1;
             context.error(WRONG_PASSWORD);
             Login::Refused
         }
-        Asked::Busy => {
+        AskOutcome::Busy => {
+            context.shared.stats.logins_busy += 1;
             context.error(TOO_MANY_LOGINS);
             Login::Refused
         }
@@ -114,7 +121,7 @@ fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login 
 pub(crate) fn finish(
     stats: &mut Stats,
     session: &mut Session,
-    checking: Checking,
+    pending_login: PendingLogin,
     verdict: Verdict,
     backend: &dyn Backend,
 ) {
@@ -123,7 +130,8 @@ pub(crate) fn finish(
         Verdict::Right => {
             stats.logins += 1;
             session.authenticated = true;
-            match checking.hello {
+            session.user = pending_login.user;
+            match pending_login.hello {
                 None => encode::ok(&mut session.out),
                 Some((protocol, name)) => {
                     let mut out = std::mem::take(&mut session.out);
@@ -136,9 +144,12 @@ pub(crate) fn finish(
             stats.logins_refused += 1;
             encode::error(&mut session.out, WRONG_PASSWORD);
         }
-        Verdict::Displaced => encode::error(&mut session.out, TOO_MANY_LOGINS),
+        Verdict::Displaced => {
+            stats.logins_busy += 1;
+            encode::error(&mut session.out, TOO_MANY_LOGINS);
+        }
     }
-    if checking.quiet {
+    if pending_login.quiet {
         session.out.truncate(before);
     }
 }
@@ -160,19 +171,24 @@ fn auth(context: &mut Context<'_, '_>) -> Flow {
     match log_in(context, user, password) {
         Login::Right => context.ok(),
         Login::Refused => Flow::Replied,
-        Login::Later => check_later(context, None),
+        Login::Later => defer_to_login_thread(context, user, None),
     }
 }
 
 /// The reply waits for the login thread; so does what the client sends meanwhile.
-fn check_later(context: &mut Context<'_, '_>, hello: Option<(Protocol, Option<Vec<u8>>)>) -> Flow {
-    context.session.checking = Some(Checking {
+fn defer_to_login_thread(
+    context: &mut Context<'_, '_>,
+    user: &[u8],
+    hello: Option<(Protocol, Option<Vec<u8>>)>,
+) -> Flow {
+    context.session.pending_login = Some(PendingLogin {
         ticket: context.session.next_ticket(),
         hello,
+        user: user.to_vec(),
         quiet: false,
         deferred: false,
     });
-    Flow::Checks
+    Flow::AwaitsLogin
 }
 
 /// Printable, without spaces: what names may consist of.
@@ -226,7 +242,11 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
             Login::Right => {}
             Login::Refused => return Flow::Replied,
             Login::Later => {
-                return check_later(context, Some((protocol, name.map(<[u8]>::to_vec))));
+                return defer_to_login_thread(
+                    context,
+                    user,
+                    Some((protocol, name.map(<[u8]>::to_vec))),
+                );
             }
         }
     }

@@ -3,7 +3,9 @@
 use cyclone_wire::command::{
     Condition, Expectation, Expected, Expiry, MAX_BATCH_ITEMS, Operation, Query,
 };
+use cyclone_wire::long_double::LongDouble;
 
+use super::expiry::Unit;
 use super::table::Id;
 use super::{Context, Flow, SYNTAX, expiry};
 use crate::reply::Shape;
@@ -34,7 +36,6 @@ pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
     let (mut get, mut keep, mut time) = (false, false, None);
     let mut at = 3;
     while at < context.args.len() {
-        let timed = keep || time.is_some();
         if context.is(at, "nx") && condition != Condition::Present {
             condition = Condition::Absent;
         } else if context.is(at, "xx") && condition != Condition::Absent {
@@ -43,19 +44,16 @@ pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
             get = true;
         } else if context.is(at, "keepttl") && time.is_none() {
             keep = true;
-        } else if let Some(unit) = expiry::unit(context, at)
-            && !timed
-            && at + 1 < context.args.len()
-        {
+        } else if !keep && let Some(later) = expiry::option(context, at, time) {
             at += 1;
-            time = Some((at, unit));
+            time = Some(later);
         } else {
             return Some(context.error(SYNTAX));
         }
         at += 1;
     }
     let expiry = match time {
-        Some((at, (seconds, absolute))) => expiry::positive(context, at, seconds, absolute, "set")?,
+        Some((unit, at)) => expiry::positive(context, at, unit, "set")?,
         None if keep => Expiry::Keep,
         None => Expiry::Never,
     };
@@ -81,11 +79,11 @@ pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
 /// SETEX key seconds value, PSETEX key milliseconds value
 pub(super) fn set_expiring(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
     let (key, slot) = context.key(1)?;
-    let (seconds, name) = match id {
-        Id::SetEx => (true, "setex"),
-        _ => (false, "psetex"),
+    let (unit, name) = match id {
+        Id::SetEx => (Unit::Ex, "setex"),
+        _ => (Unit::Px, "psetex"),
     };
-    let expiry = expiry::positive(context, 2, seconds, false, name)?;
+    let expiry = expiry::positive(context, 2, unit, name)?;
     let operation = Operation::SetExpiring {
         key,
         value: context.value(3)?,
@@ -195,21 +193,10 @@ pub(super) fn write(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
             };
             Operation::IncrBy { key, delta }
         }
-        _ => match float(context.args.at(2)) {
+        _ => match LongDouble::parse(context.args.at(2)) {
             None => return Some(context.error("ERR value is not a valid float")),
-            Some(delta) if delta.is_infinite() => {
-                return Some(context.error("ERR increment would produce NaN or Infinity"));
-            }
-            Some(delta) => Operation::IncrByFloat { key, delta },
+            Some(delta) => Operation::IncrByLongDouble { key, delta },
         },
     };
     Some(context.write(slot, shape, &operation))
-}
-
-/// A number; infinite ones count, NaN does not.
-fn float(text: &[u8]) -> Option<f64> {
-    let value: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
-    // "1e999" is out of range rather than infinite.
-    let spelled = !text.iter().any(u8::is_ascii_digit);
-    (!value.is_nan() && (value.is_finite() || spelled)).then_some(value)
 }

@@ -1,10 +1,12 @@
 //! Which commands there are: their names, how many arguments they take, where their keys stand.
 
 mod commands;
+pub(crate) mod facts;
 
 use std::sync::LazyLock;
 
 pub(crate) use commands::COMMANDS;
+pub(crate) use facts::Facts;
 
 /// A command the gateway knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +88,8 @@ pub(crate) const ALONE: u8 = 16;
 pub(crate) const NO_MULTI: u8 = 32;
 /// Runs at once also within a transaction.
 pub(crate) const CONTROL: u8 = 64;
+/// Has subcommands, with facts of their own.
+pub(crate) const CONTAINER: u8 = 128;
 
 /// What is known of a command before it runs.
 #[derive(Debug)]
@@ -105,28 +109,16 @@ pub(crate) struct Spec {
 impl Spec {
     /// Whether a request of so many arguments, the name included, is acceptable.
     pub(crate) fn takes(&self, args: usize) -> bool {
-        let arity = self.arity.unsigned_abs() as usize;
-        if self.arity < 0 {
-            args >= arity
-        } else {
-            args == arity
-        }
+        takes(self.arity, args)
     }
+}
 
-    /// The names of its flags, as COMMAND shows them.
-    pub(crate) fn flag_names(&self) -> Vec<&'static str> {
-        let all = [
-            (WRITE, "write"),
-            (READ, "readonly"),
-            (FAST, "fast"),
-            (OPEN, "no_auth"),
-            (ALONE, "blocking"),
-            (NO_MULTI, "no_multi"),
-        ];
-        all.iter()
-            .filter(|(bit, _)| self.flags & bit != 0)
-            .map(|(_, name)| *name)
-            .collect()
+fn takes(arity: i32, args: usize) -> bool {
+    let least = arity.unsigned_abs() as usize;
+    if arity < 0 {
+        args >= least
+    } else {
+        args == least
     }
 }
 
@@ -157,7 +149,8 @@ const fn spec(
 
 const LONGEST: usize = 16;
 
-/// A name as a number, in lower case; `None` if no command can have it: it is too long, or has a zero, with which the number ends.
+/// A name as a number, in lower case; `None` if no command can have it: it is too long, or has a
+/// zero, with which the number ends.
 fn pack(name: &[u8]) -> Option<u128> {
     if name.len() > LONGEST || name.contains(&0) {
         return None;

@@ -1,5 +1,6 @@
-//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: a transaction's requests are kept as they came, checked as far as Redis checks them,
-//! and become one batch at EXEC. What the batch expects is that nothing watched has changed.
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: a transaction's requests are kept as they came, checked as
+//! far as Redis checks them, and become one batch at EXEC. What the batch expects is that nothing
+//! watched has changed.
 
 use std::borrow::Cow;
 
@@ -15,8 +16,8 @@ use super::{Context, Flow};
 use crate::backend::{Backend, InfoSection, Outcome, Route, Topology};
 use crate::reply::{Shape, encode_reply, refuse_route};
 
-/// Bytes of the gateway's own replies (ECHO, INFO, ...) at which an EXEC makes no further ones: they are made in one step of the
-/// loop, and kept until the batch is executed.
+/// Bytes of the gateway's own replies (ECHO, INFO, ...) at which an EXEC makes no further ones:
+/// they are made in one step of the loop, and kept until the batch is executed.
 const LOCAL_BYTES: usize = 1 << 20;
 /// Costly commands of the gateway's own that one EXEC runs.
 const LOCAL_COST: usize = 256;
@@ -34,7 +35,7 @@ pub(crate) struct Multi {
     requests: Vec<u8>,
     pub(crate) count: usize,
     /// One was refused: EXEC will be.
-    pub(crate) doomed: bool,
+    pub(crate) must_abort: bool,
     slot: Option<u16>,
 }
 
@@ -52,32 +53,32 @@ pub(crate) struct Watches {
     /// Bytes that they take in a batch.
     bytes: usize,
     /// How many keys WATCHes under way have, those that count no more among them.
-    coming: usize,
+    pending_watch_keys: usize,
     /// Bytes that these will take.
-    coming_bytes: usize,
+    pending_watch_bytes: usize,
     /// WATCHes under way from before the last UNWATCH count no more.
     epoch: u64,
     /// A WATCH was answered with an error, so EXEC must not trust the others.
-    broken: bool,
+    has_failed_watch: bool,
 }
 
 impl Watches {
     fn forget(&mut self) -> Vec<(Vec<u8>, u64)> {
         self.epoch += 1;
-        self.broken = false;
+        self.has_failed_watch = false;
         self.bytes = 0;
         std::mem::take(&mut self.keys)
     }
 
     /// Bytes that are kept.
     pub(crate) fn held(&self) -> usize {
-        let keys = self.keys.capacity() + self.coming;
-        self.bytes + self.coming_bytes + keys * size_of::<(Vec<u8>, u64)>()
+        let keys = self.keys.capacity() + self.pending_watch_keys;
+        self.bytes + self.pending_watch_bytes + keys * size_of::<(Vec<u8>, u64)>()
     }
 
     /// A WATCH is answered with an error.
     pub(crate) fn fail(&mut self) {
-        self.broken = true;
+        self.has_failed_watch = true;
     }
 }
 
@@ -135,8 +136,8 @@ impl Watches {
         outcome: Outcome,
     ) -> Outcome {
         let bytes = expected_bytes(keys.iter().map(Vec::as_slice));
-        self.coming -= keys.len();
-        self.coming_bytes -= bytes;
+        self.pending_watch_keys -= keys.len();
+        self.pending_watch_bytes -= bytes;
         match outcome {
             Outcome::Done(Reply::Array(versions)) => {
                 if epoch == self.epoch {
@@ -150,7 +151,7 @@ impl Watches {
                 Outcome::Done(Reply::Ok)
             }
             other => {
-                self.broken |= epoch == self.epoch;
+                self.has_failed_watch |= epoch == self.epoch;
                 other
             }
         }
@@ -188,7 +189,8 @@ pub(crate) fn forget(session: &mut crate::connection::Session) {
     session.watches.forget();
 }
 
-/// Refuses a request that runs at once for its number of arguments: within a transaction that dooms it, and an EXEC ends it.
+/// Refuses a request that runs at once for its number of arguments: within a transaction that dooms
+/// it, and an EXEC ends it.
 pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
     if spec.id == Id::Exec {
         forget(context.session);
@@ -197,7 +199,7 @@ pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
         );
     }
     if let Some(multi) = &mut context.session.multi {
-        multi.doomed = true;
+        multi.must_abort = true;
     }
     context.wrong_arity(spec.name)
 }
@@ -205,14 +207,14 @@ pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
 fn watch(context: &mut Context<'_, '_>) -> Option<Flow> {
     let (keys, slot) = context.keys()?;
     let watches = &mut context.session.watches;
-    let count = watches.keys.len() + watches.coming + keys.len();
+    let count = watches.keys.len() + watches.pending_watch_keys + keys.len();
     let more_bytes = expected_bytes(keys.iter().copied());
-    let bytes = watches.bytes + watches.coming_bytes + more_bytes;
+    let bytes = watches.bytes + watches.pending_watch_bytes + more_bytes;
     if count > MAX_BATCH_ITEMS || bytes > context.shared.config.max_batch_bytes {
         return Some(context.error("ERR too many keys are watched"));
     }
-    watches.coming += keys.len();
-    watches.coming_bytes += more_bytes;
+    watches.pending_watch_keys += keys.len();
+    watches.pending_watch_bytes += more_bytes;
     context.session.extra = Some(Extra::Watch {
         keys: keys.iter().map(|key| key.to_vec()).collect(),
         epoch: watches.epoch,
@@ -226,6 +228,7 @@ pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request:
     let flow = match spec {
         None => super::unknown(context),
         Some(spec) if !spec.takes(context.args.len()) => context.wrong_arity(spec.name),
+        Some(spec) if !super::has_subcommand(context, spec) => Flow::Replied,
         Some(spec) if spec.flags & table::NO_MULTI != 0 => {
             context.error("ERR Command not allowed inside a transaction")
         }
@@ -246,11 +249,11 @@ pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request:
         ));
         refused = true;
     }
-    multi.doomed |= refused;
+    multi.must_abort |= refused;
     if !refused {
         encode::simple(context.out, "QUEUED");
     }
-    if multi.doomed {
+    if multi.must_abort {
         // It will not run.
         multi.requests = Vec::new();
     } else {
@@ -261,7 +264,8 @@ pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request:
     flow
 }
 
-/// Checks that the keys of a request are served here, together with those before it; otherwise answers an error.
+/// Checks that the keys of a request are served here, together with those before it; otherwise
+/// answers an error.
 fn route(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
     let (first, last, step) = spec.keys;
     let args = context.args;
@@ -292,12 +296,12 @@ fn exec(context: &mut Context<'_, '_>) -> Flow {
     let Some(multi) = context.session.multi.take() else {
         return context.error("ERR EXEC without MULTI");
     };
-    let broken = context.session.watches.broken;
+    let has_failed_watch = context.session.watches.has_failed_watch;
     let watched = context.session.watches.forget();
-    if multi.doomed {
+    if multi.must_abort {
         return context.error("EXECABORT Transaction discarded because of previous errors.");
     }
-    if broken {
+    if has_failed_watch {
         return context.error("EXECABORT Transaction discarded because WATCH failed.");
     }
     if let Some(slot) = multi.slot {
@@ -355,8 +359,8 @@ fn exec(context: &mut Context<'_, '_>) -> Flow {
 
 /// Runs the kept requests against a backend that only takes notes.
 fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u8>>) {
-    let mut notes = Notes {
-        behind: context.backend,
+    let mut notes = RecordingBackend {
+        inner: context.backend,
         operations: Vec::new(),
     };
     let mut parts = Vec::with_capacity(multi.count);
@@ -385,12 +389,13 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
                 out: &mut out,
                 args,
                 now_us: context.now_us,
+                request_bytes: used,
                 reading: false,
-                stale: false,
+                stale: None,
             };
             parts.push(match super::run(&mut inner, spec) {
                 Flow::Submitted { shape, .. } => Part::Next(shape),
-                Flow::Replied | Flow::Waits | Flow::Checks | Flow::HangUp => {
+                Flow::Replied | Flow::Waits | Flow::AwaitsLogin | Flow::HangUp => {
                     out.shrink_to_fit();
                     local_bytes += out.len();
                     Part::Local(Cow::Owned(out))
@@ -406,7 +411,8 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
     (parts, notes.operations)
 }
 
-/// What a command of the gateway's own costs the loop, in about the time of an INFO; 0: next to nothing.
+/// What a command of the gateway's own costs the loop, in about the time of an INFO; 0: next to
+/// nothing.
 fn cost(connected: usize, spec: &Spec, args: Args<'_>) -> usize {
     match spec.id {
         Id::Info | Id::Command | Id::Config | Id::Cluster => 1,
@@ -436,12 +442,12 @@ pub(crate) fn encode_parts(
 }
 
 /// A backend that writes down what it is asked to do.
-struct Notes<'b> {
-    behind: &'b mut dyn Backend,
+struct RecordingBackend<'b> {
+    inner: &'b mut dyn Backend,
     operations: Vec<Vec<u8>>,
 }
 
-impl Backend for Notes<'_> {
+impl Backend for RecordingBackend<'_> {
     fn submit_write(&mut self, _ticket: u64, operation: &Operation<'_>) {
         let mut bytes = Vec::new();
         operation.encode(&mut bytes);
@@ -457,34 +463,38 @@ impl Backend for Notes<'_> {
     }
 
     fn route(&self, slot: u16) -> Route {
-        self.behind.route(slot)
+        self.inner.route(slot)
     }
 
     fn route_of_all(&self) -> Route {
-        self.behind.route_of_all()
+        self.inner.route_of_all()
     }
 
     fn flushes(&self) -> bool {
-        self.behind.flushes()
+        self.inner.flushes()
     }
 
     fn same_owner(&self, a: u16, b: u16) -> bool {
-        self.behind.same_owner(a, b)
+        self.inner.same_owner(a, b)
     }
 
     fn topology(&self) -> Topology {
-        self.behind.topology()
+        self.inner.topology()
+    }
+
+    fn makes_progress(&self) -> bool {
+        self.inner.makes_progress()
     }
 
     fn info(&self) -> Vec<InfoSection> {
-        self.behind.info()
+        self.inner.info()
     }
 
     fn write_mark(&self) -> u64 {
-        self.behind.write_mark()
+        self.inner.write_mark()
     }
 
     fn replicas_acked(&self, mark: u64) -> usize {
-        self.behind.replicas_acked(mark)
+        self.inner.replicas_acked(mark)
     }
 }

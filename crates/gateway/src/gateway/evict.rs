@@ -2,16 +2,16 @@
 
 use super::Gateway;
 use crate::connection::Connection;
-use crate::memory::{Direction, Eviction, Held};
+use crate::memory::{Direction, Eviction, HeldBytes};
 
 impl Gateway {
     /// What all connections hold together.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HeldBytes {
         self.shared.totals.held()
     }
 
-    /// The next connection that was closed because all together held too much, for the operator's log. Of many in a short time some
-    /// are only counted.
+    /// The next connection that was closed because all together held too much, for the operator's
+    /// log. Of many in a short time some are only counted.
     pub fn next_eviction(&mut self) -> Option<Eviction> {
         self.shared.totals.next_eviction()
     }
@@ -23,8 +23,9 @@ impl Gateway {
     }
 
     /// Whether a connection has to wait until others hold less.
-    pub(crate) fn is_held_back(&self, connection: &Connection) -> bool {
-        self.shared.totals.excess(&self.shared.config).is_some() && !connection.counted.is_little()
+    pub(crate) fn must_wait_for_memory(&self, connection: &Connection) -> bool {
+        self.shared.totals.excess(&self.shared.config).is_some()
+            && !connection.counted.is_below_minimum()
     }
 
     /// Closes those that hold most until the rest are within the limits.

@@ -1,9 +1,11 @@
-//! Holding connections back while the backend takes little more, so that their callers wait instead of being refused.
+//! Holding connections back while the backend takes little more, so that their callers wait instead
+//! of being refused.
 
-/// How long connections are not read because the backend is pressed; then each is read once, and refused what is too much.
-const PATIENCE_US: u64 = 250_000;
+/// How long connections are not read because the backend is pressed; then each is read once, and
+/// refused what is too much.
+const MAX_HOLD_US: u64 = 250_000;
 /// How often it is looked whether it still is.
-const LOOK_US: u64 = 1_000;
+const RECHECK_US: u64 = 1_000;
 
 /// Whether connections that have something to say are read.
 #[derive(Debug, Default)]
@@ -11,26 +13,32 @@ pub(super) struct Pressure {
     /// Since when some have been held back.
     since_us: Option<u64>,
     /// Connections still to be read although the backend is pressed.
-    turns_left: usize,
+    reads_left: usize,
 }
 
 impl Pressure {
-    /// Whether the next of `connections` has to wait. Not for ever: who has waited for long is read, and refused.
-    pub(super) fn holds_back(&mut self, now_us: u64, is_pressed: bool, connections: usize) -> bool {
-        if !is_pressed {
+    /// Whether the next of `connections` has to wait. Not for ever: who has waited for long is
+    /// read, and refused.
+    pub(super) fn must_wait(
+        &mut self,
+        now_us: u64,
+        is_backpressured: bool,
+        connections: usize,
+    ) -> bool {
+        if !is_backpressured {
             self.end();
             return false;
         }
         let since_us = *self.since_us.get_or_insert(now_us);
-        if now_us.saturating_sub(since_us) < PATIENCE_US {
+        if now_us.saturating_sub(since_us) < MAX_HOLD_US {
             return true;
         }
-        if self.turns_left == 0 {
+        if self.reads_left == 0 {
             // Each gets one. Even when none is open, the one that is asked for.
-            self.turns_left = connections.max(1);
+            self.reads_left = connections.max(1);
         }
-        self.turns_left -= 1;
-        if self.turns_left == 0 {
+        self.reads_left -= 1;
+        if self.reads_left == 0 {
             self.since_us = Some(now_us);
         }
         false
@@ -42,13 +50,13 @@ impl Pressure {
     }
 
     /// Whether somebody is.
-    pub(super) fn is_on(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.since_us.is_some()
     }
 
     /// When to look again.
-    pub(super) fn next_look_us(&self, now_us: u64) -> Option<u64> {
-        self.is_on().then_some(now_us + LOOK_US)
+    pub(super) fn next_check_us(&self, now_us: u64) -> Option<u64> {
+        self.is_active().then_some(now_us + RECHECK_US)
     }
 }
 
@@ -59,35 +67,35 @@ mod tests {
     #[test]
     fn held_back_until_patience_ends_and_then_one_turn_each() {
         let mut pressure = Pressure::default();
-        assert!(!pressure.holds_back(5, false, 3));
-        assert_eq!(pressure.next_look_us(5), None);
-        assert!(pressure.holds_back(10, true, 3));
-        assert_eq!(pressure.next_look_us(10), Some(10 + LOOK_US));
-        assert!(pressure.holds_back(10 + PATIENCE_US - 1, true, 3));
-        let end = 10 + PATIENCE_US;
-        let turns: Vec<bool> = (0..5).map(|_| pressure.holds_back(end, true, 3)).collect();
+        assert!(!pressure.must_wait(5, false, 3));
+        assert_eq!(pressure.next_check_us(5), None);
+        assert!(pressure.must_wait(10, true, 3));
+        assert_eq!(pressure.next_check_us(10), Some(10 + RECHECK_US));
+        assert!(pressure.must_wait(10 + MAX_HOLD_US - 1, true, 3));
+        let end = 10 + MAX_HOLD_US;
+        let turns: Vec<bool> = (0..5).map(|_| pressure.must_wait(end, true, 3)).collect();
         assert_eq!(turns, [false, false, false, true, true]);
-        assert!(!pressure.holds_back(end + PATIENCE_US, true, 3));
+        assert!(!pressure.must_wait(end + MAX_HOLD_US, true, 3));
     }
 
     #[test]
     fn turns_of_an_earlier_pressure_do_not_count() {
         let mut pressure = Pressure::default();
-        assert!(pressure.holds_back(0, true, 9));
-        assert!(!pressure.holds_back(PATIENCE_US, true, 9));
-        assert!(!pressure.holds_back(PATIENCE_US, false, 9));
-        let later = 3 * PATIENCE_US;
-        assert!(pressure.holds_back(later, true, 2));
-        let end = later + PATIENCE_US;
-        let turns: Vec<bool> = (0..3).map(|_| pressure.holds_back(end, true, 2)).collect();
+        assert!(pressure.must_wait(0, true, 9));
+        assert!(!pressure.must_wait(MAX_HOLD_US, true, 9));
+        assert!(!pressure.must_wait(MAX_HOLD_US, false, 9));
+        let later = 3 * MAX_HOLD_US;
+        assert!(pressure.must_wait(later, true, 2));
+        let end = later + MAX_HOLD_US;
+        let turns: Vec<bool> = (0..3).map(|_| pressure.must_wait(end, true, 2)).collect();
         assert_eq!(turns, [false, false, true]);
     }
 
     #[test]
     fn connections_that_have_gone_are_no_harm() {
         let mut pressure = Pressure::default();
-        assert!(pressure.holds_back(0, true, 1));
-        assert!(!pressure.holds_back(PATIENCE_US, true, 0));
-        assert!(pressure.holds_back(PATIENCE_US, true, 0));
+        assert!(pressure.must_wait(0, true, 1));
+        assert!(!pressure.must_wait(MAX_HOLD_US, true, 0));
+        assert!(pressure.must_wait(MAX_HOLD_US, true, 0));
     }
 }

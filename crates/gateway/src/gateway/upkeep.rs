@@ -22,10 +22,16 @@ impl Gateway {
                 continue;
             };
             let session = &mut connection.session;
-            let Some(checking) = session.checking.take() else {
+            let Some(pending_login) = session.pending_login.take() else {
                 continue;
             };
-            session::finish(&mut self.shared.stats, session, checking, verdict, backend);
+            session::finish(
+                &mut self.shared.stats,
+                session,
+                pending_login,
+                verdict,
+                backend,
+            );
             connection.parser.set_trusted(session.authenticated);
             // What came behind AUTH may run now.
             connection.stalled = Some(Stall::Full);
@@ -77,8 +83,8 @@ impl Gateway {
         }
     }
 
-    /// Drops connections that linger, do not take their replies, have been idle or strangers for too long,
-    /// or wait for ever for nobody.
+    /// Drops connections that linger, do not take their replies, have been idle or strangers for
+    /// too long, or wait for ever for nobody.
     pub(super) fn sweep(&mut self, now_us: u64) {
         self.next_sweep_us = now_us + SWEEP_US;
         let config = &self.shared.config;
@@ -106,7 +112,7 @@ impl Gateway {
                 && now_us.saturating_sub(connection.session.active_us) >= idle_us;
             let stranger = login_us > 0
                 && !connection.session.authenticated
-                && now_us.saturating_sub(connection.session.stranger_since_us) >= login_us;
+                && now_us.saturating_sub(connection.session.unauthenticated_since_us) >= login_us;
             let forever = connection
                 .session
                 .waiting

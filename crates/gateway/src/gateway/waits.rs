@@ -1,4 +1,5 @@
-//! Connections in WAIT. What the replicas hold is asked once a step for all of them, and unless it has changed nobody is looked at.
+//! Connections in WAIT. What the replicas hold is asked once a step for all of them, and unless it
+//! has changed nobody is looked at.
 
 /// Who waits, and what was known at the last look.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl Waits {
     }
 
     /// When to look again at the latest.
-    pub(super) fn next_look_us(&self) -> Option<u64> {
+    pub(super) fn next_check_us(&self) -> Option<u64> {
         (!self.places.is_empty()).then_some(self.until_us)
     }
 
@@ -47,7 +48,8 @@ impl Waits {
         self.held.clear();
     }
 
-    /// Notes what replicas hold now, a mark of each; answers whether somebody may be satisfied by it, or late.
+    /// Notes what replicas hold now, a mark of each; answers whether somebody may be satisfied by
+    /// it, or late.
     pub(super) fn note(&mut self, now_us: u64, mut held: Vec<u64>) -> bool {
         held.sort_unstable();
         let is_news = held != self.held;
@@ -74,10 +76,10 @@ mod tests {
     #[test]
     fn nobody_is_looked_at_unless_something_has_changed_or_is_late() {
         let mut waits = Waits::default();
-        assert_eq!(waits.next_look_us(), None);
+        assert_eq!(waits.next_check_us(), None);
         waits.add(7, 500);
         waits.add(8, u64::MAX);
-        assert_eq!(waits.next_look_us(), Some(500));
+        assert_eq!(waits.next_check_us(), Some(500));
         assert!(waits.note(10, vec![5, 3]), "it was not known");
         assert!(
             !waits.note(20, vec![3, 5]),
@@ -89,10 +91,10 @@ mod tests {
         // The other one goes on waiting.
         assert_eq!(waits.take(), [7, 8]);
         waits.add(8, u64::MAX);
-        assert_eq!((waits.count(), waits.next_look_us()), (1, Some(u64::MAX)));
+        assert_eq!((waits.count(), waits.next_check_us()), (1, Some(u64::MAX)));
         assert!(!waits.note(1_000_000, vec![5, 4]));
         waits.remove(8);
-        assert_eq!((waits.count(), waits.next_look_us()), (0, None));
+        assert_eq!((waits.count(), waits.next_check_us()), (0, None));
         // It may have been less when the next one came, after an election.
         waits.forget();
         waits.add(9, u64::MAX);

@@ -1,4 +1,5 @@
-//! The logins that wait for the thread. Addresses take turns, so that nobody else waits for one that asks much.
+//! The logins that wait for the thread. Addresses take turns, so that nobody else waits for one
+//! that asks much.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,7 +12,7 @@ const SUBSCRIBER_BITS: u32 = 64;
 
 /// A login to be looked at.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct LoginRequest {
     pub(super) ticket: u64,
     pub(super) user: Vec<u8>,
     pub(super) password: Vec<u8>,
@@ -21,11 +22,11 @@ pub(super) struct Question {
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     /// By whose they are; nobody has an empty list.
-    of: BTreeMap<IpAddr, VecDeque<Question>>,
+    by_subscriber: BTreeMap<IpAddr, VecDeque<LoginRequest>>,
     /// Whose turn it is; each of the above once.
-    turns: VecDeque<IpAddr>,
+    turn_order: VecDeque<IpAddr>,
     /// Those of clients that have most likely gone.
-    last: VecDeque<Question>,
+    deprioritized: VecDeque<LoginRequest>,
     closed: bool,
 }
 
@@ -42,7 +43,11 @@ fn subscriber(peer: IpAddr) -> IpAddr {
 
 impl Waiting {
     fn len(&self) -> usize {
-        self.of.values().map(VecDeque::len).sum::<usize>() + self.last.len()
+        self.by_subscriber
+            .values()
+            .map(VecDeque::len)
+            .sum::<usize>()
+            + self.deprioritized.len()
     }
 
     /// Adds one; where all places are taken, in place of another one, whose ticket it answers.
@@ -52,15 +57,15 @@ impl Waiting {
     pub(super) fn push(
         &mut self,
         peer: IpAddr,
-        question: Question,
-    ) -> Result<Option<u64>, Question> {
+        question: LoginRequest,
+    ) -> Result<Option<u64>, LoginRequest> {
         if self.closed {
             return Err(question);
         }
         let peer = subscriber(peer);
         let mut displaced = None;
         if self.len() >= MOST {
-            displaced = match self.last.pop_back() {
+            displaced = match self.deprioritized.pop_back() {
                 Some(gone) => Some(gone.ticket),
                 None => self.displace(peer),
             };
@@ -68,9 +73,9 @@ impl Waiting {
                 return Err(question);
             }
         }
-        let own = self.of.entry(peer).or_default();
+        let own = self.by_subscriber.entry(peer).or_default();
         if own.is_empty() {
-            self.turns.push_back(peer);
+            self.turn_order.push_back(peer);
         }
         own.push_back(question);
         Ok(displaced)
@@ -78,8 +83,11 @@ impl Waiting {
 
     /// Takes the latest of whoever has most, if that is more than `peer` would have.
     fn displace(&mut self, peer: IpAddr) -> Option<u64> {
-        let own = self.of.get(&peer).map_or(0, VecDeque::len);
-        let (_, most) = self.of.iter_mut().max_by_key(|(_, list)| list.len())?;
+        let own = self.by_subscriber.get(&peer).map_or(0, VecDeque::len);
+        let (_, most) = self
+            .by_subscriber
+            .iter_mut()
+            .max_by_key(|(_, list)| list.len())?;
         // More than one is left, so nobody's list becomes empty.
         (most.len() > own + 1)
             .then(|| most.pop_back())
@@ -88,31 +96,32 @@ impl Waiting {
     }
 
     /// Takes out the next.
-    fn pop(&mut self) -> Option<Question> {
-        let Some(peer) = self.turns.pop_front() else {
-            return self.last.pop_front();
+    fn pop(&mut self) -> Option<LoginRequest> {
+        let Some(peer) = self.turn_order.pop_front() else {
+            return self.deprioritized.pop_front();
         };
-        let own = self.of.get_mut(&peer)?;
+        let own = self.by_subscriber.get_mut(&peer)?;
         let question = own.pop_front();
         match own.is_empty() {
-            true => drop(self.of.remove(&peer)),
-            false => self.turns.push_back(peer),
+            true => drop(self.by_subscriber.remove(&peer)),
+            false => self.turn_order.push_back(peer),
         }
         question
     }
 
     /// Takes out a certain one, if it still waits.
-    pub(super) fn take(&mut self, ticket: u64, peer: IpAddr) -> Option<Question> {
-        let place = |list: &VecDeque<Question>| list.iter().position(|one| one.ticket == ticket);
-        if let Some(at) = place(&self.last) {
-            return self.last.remove(at);
+    pub(super) fn take(&mut self, ticket: u64, peer: IpAddr) -> Option<LoginRequest> {
+        let place =
+            |list: &VecDeque<LoginRequest>| list.iter().position(|one| one.ticket == ticket);
+        if let Some(at) = place(&self.deprioritized) {
+            return self.deprioritized.remove(at);
         }
         let peer = subscriber(peer);
-        let own = self.of.get_mut(&peer)?;
+        let own = self.by_subscriber.get_mut(&peer)?;
         let question = place(own).and_then(|at| own.remove(at));
         if own.is_empty() {
-            self.of.remove(&peer);
-            self.turns.retain(|turn| *turn != peer);
+            self.by_subscriber.remove(&peer);
+            self.turn_order.retain(|turn| *turn != peer);
         }
         question
     }
@@ -120,7 +129,7 @@ impl Waiting {
     /// Lets all others go before one.
     pub(super) fn defer(&mut self, ticket: u64, peer: IpAddr) {
         if let Some(question) = self.take(ticket, peer) {
-            self.last.push_back(question);
+            self.deprioritized.push_back(question);
         }
     }
 
@@ -151,7 +160,7 @@ impl Queue {
     }
 
     /// Waits for the next; `None` once it is closed.
-    pub(super) fn next(&self) -> Option<Question> {
+    pub(super) fn next(&self) -> Option<LoginRequest> {
         let mut waiting = self.lock();
         loop {
             if waiting.closed {
@@ -172,8 +181,8 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn question(ticket: u64) -> Question {
-        Question {
+    fn question(ticket: u64) -> LoginRequest {
+        LoginRequest {
             ticket,
             user: b"ada".to_vec(),
             password: b"guess".to_vec(),

@@ -16,9 +16,9 @@ use super::options::{DpdkOptions, HEADROOM_BYTES};
 use super::outlet::Outbox;
 
 /// Frames that a card may have to receive into, per queue at most.
-const MOST_SLOTS: u32 = 1024;
+const MAX_SLOTS: u32 = 1024;
 /// ...and at least, whatever else is to be left.
-const LEAST_SLOTS: u32 = 16;
+const MIN_SLOTS: u32 = 16;
 /// What the kernel puts before a packet in a slot of net_af_packet, at most.
 const AF_PACKET_BYTES: u32 = 96;
 
@@ -26,7 +26,8 @@ const AF_PACKET_BYTES: u32 = 96;
 pub(super) struct Card {
     port: u16,
     queues: u16,
-    /// Queues to send by: each is locked by whoever sends. Where the card has enough, each driver has its own.
+    /// Queues to send by: each is locked by whoever sends. Where the card has enough, each driver
+    /// has its own.
     send_queues: Vec<Mutex<()>>,
     /// As the user named it.
     pub(super) device: String,
@@ -43,30 +44,33 @@ pub(super) struct Card {
     pub(super) room: usize,
     /// Whether its other end is there.
     up: AtomicBool,
-    /// Whether its other end is a program, which may not be there yet, or gone for a while; bursts then keep clear of
-    /// DPDK's interrupt thread.
+    /// Whether its other end is a program, which may not be there yet, or gone for a while; bursts
+    /// then keep clear of DPDK's interrupt thread.
     gated: bool,
     started: AtomicBool,
     made: bool,
 }
 
-/// The device's name in DPDK's list, and its text for DPDK to make it: with sizes that fit our packets, where these are not
-/// given.
+/// The device's name in DPDK's list, and its text for DPDK to make it: with sizes that fit our
+/// packets, where these are not given.
 fn names(text: &str, packet_bytes: u32) -> (String, String) {
     let name = text.split(',').next().unwrap_or_default().trim().to_owned();
     let mut device = text.to_owned();
-    // A packet has to fit a slot of the shared memory: this driver of DPDK's loses track of packets in several.
+    // A packet has to fit a slot of the shared memory: this driver of DPDK's loses track of packets
+    // in several.
     if name.starts_with("net_memif") {
         if !text.contains("bsize=") {
             device.push_str(&format!(",bsize={packet_bytes}"));
         }
-        // Addresses without a file end at the network namespace, and outlive the port in its process.
+        // Addresses without a file end at the network namespace, and outlive the port in its
+        // process.
         if !text.contains("socket-abstract=") {
             device.push_str(",socket-abstract=no");
         }
         remove_dead_socket(text);
     }
-    // A slot holds a packet and the kernel's words about it, and must not hold more than fits a frame.
+    // A slot holds a packet and the kernel's words about it, and must not hold more than fits a
+    // frame.
     if name.starts_with("net_af_packet") && !text.contains("framesz=") {
         // Slots lie side by side: a block holds some exactly, and is of whole pages.
         let slot = (packet_bytes + AF_PACKET_BYTES).next_multiple_of(128);
@@ -93,21 +97,21 @@ fn remove_dead_socket(text: &str) {
     }
 }
 
-/// Frames that each queue of each port keeps to receive into, of so many in all, of which so many are free: a log that has
-/// just been read back may have most of them.
+/// Frames that each queue of each port keeps to receive into, of so many in all, of which so many
+/// are free: a log that has just been read back may have most of them.
 pub(super) fn receive_slots(count: u32, free: u32, rings: u32) -> u16 {
     let share = (count / 4).min(free / 2) / rings.max(1);
-    share.clamp(LEAST_SLOTS, MOST_SLOTS) as u16
+    share.clamp(MIN_SLOTS, MAX_SLOTS) as u16
 }
 
 /// For the next second handshakes are waited for less long.
-fn hurry() {
+fn shorten_handshakes() {
     // SAFETY: nothing is asked of the caller.
     unsafe { ffi::cy_hurry() };
 }
 
-/// Bytes of a packet that fit a frame. Cards count the room in KiB, most of them; virtual devices copy as much as there is
-/// room for.
+/// Bytes of a packet that fit a frame. Cards count the room in KiB, most of them; virtual devices
+/// copy as much as there is room for.
 fn room(frame_bytes: u32, copies: bool) -> usize {
     let room = frame_bytes.saturating_sub(HEADROOM_BYTES) as usize;
     if copies { room } else { room / 1024 * 1024 }
@@ -150,7 +154,8 @@ impl Card {
         })
     }
 
-    /// Sets up its queues, with so many frames to receive into, and starts it. So many drivers are to send by it.
+    /// Sets up its queues, with so many frames to receive into, and starts it. So many drivers are
+    /// to send by it.
     ///
     /// # Errors
     /// The device refuses what is asked of it.
@@ -226,7 +231,7 @@ impl Card {
 
     fn start(&self) {
         if self.gated {
-            hurry();
+            shorten_handshakes();
         }
         // SAFETY: the port is set up.
         let is_started = unsafe { ffi::cy_port_start(self.port) } == 0;
@@ -248,9 +253,9 @@ impl Card {
         self.up.store(is_up, Ordering::Relaxed);
     }
 
-    /// Looks whether its other end is there, and connects again where that is for us to do. For one thread at a time.
-    /// True: it has gone since the last look.
-    pub(super) fn look(&self) -> bool {
+    /// Looks whether its other end is there, and connects again where that is for us to do. For one
+    /// thread at a time. True: it has gone since the last look.
+    pub(super) fn check_link(&self) -> bool {
         let before = self.is_up();
         self.note_link();
         // A server is ready for its next peer at once, a client asks again and again.
@@ -272,8 +277,9 @@ impl Card {
         self.queues
     }
 
-    /// Receives up to `most` packets into `pieces`; answers how many of these were filled. `dropped` counts packets in more
-    /// pieces than there is room for. For one thread at a time, the one that looks.
+    /// Receives up to `most` packets into `pieces`; answers how many of these were filled.
+    /// `dropped` counts packets in more pieces than there is room for. For one thread at a time,
+    /// the one that looks.
     pub(super) fn receive(
         &self,
         queue: u16,
@@ -286,7 +292,8 @@ impl Card {
             return 0;
         }
         let room = pieces.len() as u32;
-        // SAFETY: the port is started, the queue is one of its queues, and the pieces' place is as long as said.
+        // SAFETY: the port is started, the queue is one of its queues, and the pieces' place is as
+        // long as said.
         let filled = unsafe {
             ffi::cy_receive(
                 frames.raw(),
@@ -302,20 +309,21 @@ impl Card {
         filled as usize
     }
 
-    /// Hands what is ready in an outbox to a queue; answers how many packets were taken. `turn`: of the queues whose turn
-    /// it is, counted on without end.
+    /// Hands what is ready in an outbox to a queue; answers how many packets were taken. `turn`: of
+    /// the queues whose turn it is, counted on without end.
     pub(super) fn send(&self, turn: usize, outbox: &mut Outbox) -> u64 {
         let queue = turn % self.send_queues.len();
         let _alone = self.lock(queue);
         let started = self.started.as_ptr();
-        // SAFETY: the port is set up, the queue is one of its queues and locked, and the outbox is the caller's.
+        // SAFETY: the port is set up, the queue is one of its queues and locked, and the outbox is
+        // the caller's.
         let sent =
             unsafe { ffi::cy_send(self.port, queue as u16, outbox.raw, self.gated, started) };
         sent.into()
     }
 
-    /// Whether a full queue is worth waiting for: a program at the other end empties it when it likes; a card does so at
-    /// once.
+    /// Whether a full queue is worth waiting for: a program at the other end empties it when it
+    /// likes; a card does so at once.
     pub(super) fn empties_soon(&self) -> bool {
         self.is_up() && !self.gated
     }
@@ -350,8 +358,8 @@ impl Card {
         self.up.store(false, Ordering::Relaxed);
     }
 
-    /// Gives the port up; its frames go back to the pool. All ports of these frames are stopped: for cards that share a
-    /// container of VFIO, the first that goes takes their mapping along.
+    /// Gives the port up; its frames go back to the pool. All ports of these frames are stopped:
+    /// for cards that share a container of VFIO, the first that goes takes their mapping along.
     pub(super) fn close(self, frames: &Frames) {
         // SAFETY: nobody uses the port after this; the frames are alive.
         unsafe { ffi::cy_port_close(self.port, frames.raw(), self.made) };

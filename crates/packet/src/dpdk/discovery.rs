@@ -1,5 +1,5 @@
-//! Questions and answers about Ethernet addresses: ARP (RFC 826) and neighbour discovery (RFC 4861), as far as a machine
-//! with one address per family needs them.
+//! Questions and answers about Ethernet addresses: ARP (RFC 826) and neighbour discovery (RFC
+//! 4861), as far as a machine with one address per family needs them.
 //!
 //! ```text
 //! ARP   Ethernet 14 · 0001 0800 06 04 · 1 ask, 2 answer · sender MAC 6, IP 4 · target MAC 6, IP 4
@@ -8,8 +8,8 @@
 //! MLD   Ethernet 14 · IPv6 40, hop limit 1 · router alert 8 · type 143 · 0 · checksum 2 · 0 2 · 1 record 2
 //!       · 4 everything from now on · 0 · no sources 2 · group 16
 //! ```
-//! Questions for an IPv6 address go to a group, and switches that watch who listens to which (RFC 4541) bring them only to those that
-//! have said so (RFC 3810).
+//! Questions for an IPv6 address go to a group, and switches that watch who listens to which (RFC
+//! 4541) bring them only to those that have said so (RFC 3810).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -21,7 +21,7 @@ const ETHER_ARP: u16 = 0x0806;
 const ARP_BYTES: usize = 28;
 /// Ethernet, IPv4, addresses of 6 and 4 bytes.
 const ARP_KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
-const EVERYBODY: Mac = [0xff; 6];
+const BROADCAST_MAC: Mac = [0xff; 6];
 /// The shortest packet that Ethernet carries, without its checksum, bytes.
 const LEAST_BYTES: usize = 60;
 const PROTOCOL_ICMPV6: u8 = 58;
@@ -40,24 +40,24 @@ const EVERYTHING: u8 = 4;
 /// ICMPv6 next, eight bytes; routers are to look; two bytes of padding.
 const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 /// All routers that know MLD of version 2, and switches.
-const REPORTS_TO: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x16];
-const REPORTS_TO_MAC: Mac = [0x33, 0x33, 0, 0, 0, 0x16];
+const MLD_ROUTERS: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x16];
+const MLD_ROUTERS_MAC: Mac = [0x33, 0x33, 0, 0, 0, 0x16];
 /// All machines on the link.
 const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 /// Solicited, override; and override alone.
 const ADVERTISEMENT_FLAGS: u8 = 0x60;
-const NEWS_FLAGS: u8 = 0x20;
+const ANNOUNCEMENT_FLAGS: u8 = 0x20;
 
 /// What a packet says about a machine's Ethernet address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct NeighbourInfo {
     /// Whose.
     pub(super) ip: IpAddr,
     /// Its address; `None` in a question that does not tell.
     pub(super) mac: Option<Mac>,
     /// Whom it asks for.
-    pub(super) asks_for: Option<IpAddr>,
+    pub(super) solicited: Option<IpAddr>,
 }
 
 fn ethernet(to: Mac, from: Mac, kind: u16) -> Vec<u8> {
@@ -139,15 +139,16 @@ fn link_local(mac: Mac) -> Ipv6Addr {
     Ipv6Addr::new(0xfe80, 0, 0, 0, a, b, c, d)
 }
 
-/// Says that we listen to the group that is asked for our address. `None` over IPv4, where questions go to everybody.
-pub(super) fn listens(mac: Mac, own: IpAddr) -> Option<Vec<u8>> {
+/// Says that we listen to the group that is asked for our address. `None` over IPv4, where
+/// questions go to everybody.
+pub(super) fn listener_report(mac: Mac, own: IpAddr) -> Option<Vec<u8>> {
     let IpAddr::V6(own) = own else { return None };
-    let (from, to) = (link_local(mac), Ipv6Addr::from(REPORTS_TO));
+    let (from, to) = (link_local(mac), Ipv6Addr::from(MLD_ROUTERS));
     let mut body = vec![LISTENER_REPORT, 0, 0, 0, 0, 0, 0, 1, EVERYTHING, 0, 0, 0];
     body.extend(group_of(own).1.octets());
     let sum = checksum(from, to, &body);
     body[2..4].copy_from_slice(&sum.to_be_bytes());
-    let mut packet = ethernet(REPORTS_TO_MAC, mac, ETHER_IPV6);
+    let mut packet = ethernet(MLD_ROUTERS_MAC, mac, ETHER_IPV6);
     let bytes = (ROUTER_ALERT.len() + body.len()) as u8;
     packet.extend([0x60, 0, 0, 0, 0, bytes, PROTOCOL_HOP_BY_HOP, 1]);
     packet.extend(from.octets());
@@ -157,9 +158,9 @@ pub(super) fn listens(mac: Mac, own: IpAddr) -> Option<Vec<u8>> {
     Some(packet)
 }
 
-/// A question for the Ethernet address of `target`, to all who may know it, or to a `known` address to see whether it is
-/// still there. `None` if the families differ.
-pub(super) fn question(
+/// A question for the Ethernet address of `target`, to all who may know it, or to a `known` address
+/// to see whether it is still there. `None` if the families differ.
+pub(super) fn solicitation(
     mac: Mac,
     own: IpAddr,
     target: IpAddr,
@@ -167,7 +168,7 @@ pub(super) fn question(
 ) -> Option<Vec<u8>> {
     match (own, target) {
         (IpAddr::V4(own), IpAddr::V4(target)) => {
-            let to = known.unwrap_or(EVERYBODY);
+            let to = known.unwrap_or(BROADCAST_MAC);
             Some(arp(1, (mac, own), ([0; 6], target), to))
         }
         (IpAddr::V6(own), IpAddr::V6(target)) => {
@@ -199,12 +200,12 @@ pub(super) fn answer(mac: Mac, own: IpAddr, to_mac: Mac, to: IpAddr) -> Option<V
 }
 
 /// Tells everybody who knows us where we are now (RFC 5227, 3; RFC 4861, 7.2.6).
-pub(super) fn news(mac: Mac, own: IpAddr) -> Vec<u8> {
+pub(super) fn announcement(mac: Mac, own: IpAddr) -> Vec<u8> {
     match own {
-        IpAddr::V4(own) => arp(1, (mac, own), ([0; 6], own), EVERYBODY),
+        IpAddr::V4(own) => arp(1, (mac, own), ([0; 6], own), BROADCAST_MAC),
         IpAddr::V6(own) => {
             let to = (ALL_NODES_MAC, Ipv6Addr::from(ALL_NODES));
-            icmpv6(ADVERTISEMENT, NEWS_FLAGS, (mac, own), to, own)
+            icmpv6(ADVERTISEMENT, ANNOUNCEMENT_FLAGS, (mac, own), to, own)
         }
     }
 }
@@ -225,7 +226,7 @@ fn ip6_at(bytes: &[u8], at: usize) -> Option<Ipv6Addr> {
     Some(octets.into())
 }
 
-fn is_machine(ip: IpAddr) -> bool {
+fn is_host(ip: IpAddr) -> bool {
     !(ip.is_unspecified()
         || ip.is_multicast()
         || ip.is_loopback()
@@ -233,17 +234,17 @@ fn is_machine(ip: IpAddr) -> bool {
 }
 
 /// Reads a packet; `None` unless it is about Ethernet addresses and makes sense.
-pub(super) fn hear(packet: &[u8]) -> Option<Heard> {
+pub(super) fn parse_neighbour(packet: &[u8]) -> Option<NeighbourInfo> {
     let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
     match kind {
-        ETHER_ARP => hear_arp(packet.get(ETHER_BYTES..ETHER_BYTES + ARP_BYTES)?),
-        ETHER_IPV6 => hear_nd(mac_at(packet, 6), &packet[ETHER_BYTES..]),
+        ETHER_ARP => parse_arp(packet.get(ETHER_BYTES..ETHER_BYTES + ARP_BYTES)?),
+        ETHER_IPV6 => parse_ndp(mac_at(packet, 6), &packet[ETHER_BYTES..]),
         _ => None,
     }
 }
 
 /// Whether a packet is about who listens to which group: switches and routers read it.
-pub(super) fn is_about_groups(packet: &[u8]) -> bool {
+pub(super) fn is_multicast_listener_packet(packet: &[u8]) -> bool {
     const ICMPV6_AT: usize = ETHER_BYTES + IPV6_BYTES + ROUTER_ALERT.len();
     let is_ipv6 = packet.get(12..14) == Some(&ETHER_IPV6.to_be_bytes()[..]);
     let next = [ETHER_BYTES + 6, ETHER_BYTES + IPV6_BYTES].map(|at| packet.get(at).copied());
@@ -253,26 +254,27 @@ pub(super) fn is_about_groups(packet: &[u8]) -> bool {
         && kind.is_some_and(|kind| GROUP_KINDS.contains(&kind))
 }
 
-fn hear_arp(arp: &[u8]) -> Option<Heard> {
+fn parse_arp(arp: &[u8]) -> Option<NeighbourInfo> {
     if arp[..6] != ARP_KIND || arp[6] != 0 {
         return None;
     }
     let ip = IpAddr::V4(ip4_at(arp, 14)?);
-    let heard = Heard {
+    let heard = NeighbourInfo {
         ip,
         mac: Some(mac_at(arp, 8)?),
-        asks_for: match arp[7] {
+        solicited: match arp[7] {
             1 => Some(ip4_at(arp, 24)?.into()),
             2 => None,
             _ => return None,
         },
     };
-    // An address that is being tried out (RFC 5227) asks from nowhere; nobody of ours has to answer it.
-    is_machine(ip).then_some(heard)
+    // An address that is being tried out (RFC 5227) asks from nowhere; nobody of ours has to answer
+    // it.
+    is_host(ip).then_some(heard)
 }
 
 /// `sender`: the Ethernet address that the packet comes from.
-fn hear_nd(sender: Option<Mac>, ip: &[u8]) -> Option<Heard> {
+fn parse_ndp(sender: Option<Mac>, ip: &[u8]) -> Option<NeighbourInfo> {
     let body_bytes = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
     let body = ip.get(IPV6_BYTES..IPV6_BYTES + body_bytes)?;
     // 255: it comes from a neighbour, no router has counted it down.
@@ -308,18 +310,18 @@ fn hear_nd(sender: Option<Mac>, ip: &[u8]) -> Option<Heard> {
         mac = mac.or(sender);
     }
     let heard = match body[0] {
-        SOLICITATION => Heard {
+        SOLICITATION => NeighbourInfo {
             ip: from.into(),
             mac,
-            asks_for: Some(target.into()),
+            solicited: Some(target.into()),
         },
-        _ => Heard {
+        _ => NeighbourInfo {
             ip: target.into(),
             mac: Some(mac?),
-            asks_for: None,
+            solicited: None,
         },
     };
-    is_machine(heard.ip).then_some(heard)
+    is_host(heard.ip).then_some(heard)
 }
 
 #[cfg(test)]
@@ -339,44 +341,50 @@ mod tests {
     #[test]
     fn questions_are_understood_and_answered() {
         for (a, b) in addresses() {
-            let asked = question(MACS[0], a, b, None).unwrap();
-            let heard = hear(&asked).unwrap();
+            let asked = solicitation(MACS[0], a, b, None).unwrap();
+            let heard = parse_neighbour(&asked).unwrap();
             assert_eq!(
                 heard,
-                Heard {
+                NeighbourInfo {
                     ip: a,
                     mac: Some(MACS[0]),
-                    asks_for: Some(b)
+                    solicited: Some(b)
                 }
             );
             let answered = answer(MACS[1], b, MACS[0], a).unwrap();
-            let heard = hear(&answered).unwrap();
+            let heard = parse_neighbour(&answered).unwrap();
             assert_eq!(
                 heard,
-                Heard {
+                NeighbourInfo {
                     ip: b,
                     mac: Some(MACS[1]),
-                    asks_for: None
+                    solicited: None
                 }
             );
             assert!(asked.len() >= 60 && answered.len() >= 60);
         }
         let [(v4, _), (v6, _)] = addresses();
-        assert_eq!(question(MACS[0], v4, v6, None), None);
+        assert_eq!(solicitation(MACS[0], v4, v6, None), None);
         assert_eq!(answer(MACS[0], v6, MACS[1], v4), None);
     }
 
     #[test]
     fn what_we_listen_to_is_the_group_that_is_asked() {
         let [(v4, _), (a, b)] = addresses();
-        assert_eq!(listens(MACS[0], v4), None);
-        let said = listens(MACS[0], b).unwrap();
-        let asked = question(MACS[1], a, b, None).unwrap();
+        assert_eq!(listener_report(MACS[0], v4), None);
+        let said = listener_report(MACS[0], b).unwrap();
+        let asked = solicitation(MACS[1], a, b, None).unwrap();
         let group = &said[said.len() - 16..];
         assert_eq!(group, &asked[38..54], "the question's destination");
-        assert_eq!(hear(&said), None, "it tells nothing about neighbours");
+        assert_eq!(
+            parse_neighbour(&said),
+            None,
+            "it tells nothing about neighbours"
+        );
         assert!(
-            is_about_groups(&said) && !is_about_groups(&asked) && !is_about_groups(&said[..62])
+            is_multicast_listener_packet(&said)
+                && !is_multicast_listener_packet(&asked)
+                && !is_multicast_listener_packet(&said[..62])
         );
         let (from, to) = (ip6_at(&said, 22).unwrap(), ip6_at(&said, 38).unwrap());
         assert_eq!(from, "fe80::ff:fe00:1".parse::<Ipv6Addr>().unwrap());
@@ -387,10 +395,10 @@ mod tests {
     #[test]
     fn news_are_understood_and_ask_nothing_of_others() {
         for (a, b) in addresses() {
-            let said = news(MACS[0], a);
-            let heard = hear(&said).expect("it is about a neighbour");
+            let said = announcement(MACS[0], a);
+            let heard = parse_neighbour(&said).expect("it is about a neighbour");
             assert_eq!((heard.ip, heard.mac), (a, Some(MACS[0])));
-            assert_ne!(heard.asks_for, Some(b));
+            assert_ne!(heard.solicited, Some(b));
             assert!(said[0] & 1 == 1 && said.len() >= 60, "to everybody");
         }
     }
@@ -398,37 +406,38 @@ mod tests {
     #[test]
     fn groups_and_nobodies_are_no_neighbours() {
         for (a, b) in addresses() {
-            let mut asked = question([0xff; 6], a, b, None).unwrap();
-            let mac = hear(&asked).and_then(|heard| heard.mac);
+            let mut asked = solicitation([0xff; 6], a, b, None).unwrap();
+            let mac = parse_neighbour(&asked).and_then(|heard| heard.mac);
             assert_eq!(mac, None, "{a}");
             asked.truncate(40);
-            assert_eq!(hear(&asked), None);
+            assert_eq!(parse_neighbour(&asked), None);
         }
-        let nowhere = question(
+        let nowhere = solicitation(
             MACS[0],
             Ipv4Addr::UNSPECIFIED.into(),
             [10, 0, 0, 1].into(),
             None,
         );
-        assert_eq!(hear(&nowhere.unwrap()), None);
+        assert_eq!(parse_neighbour(&nowhere.unwrap()), None);
     }
 
     #[test]
     fn one_who_is_asked_itself_is_asked_alone() {
         for (a, b) in addresses() {
-            let asked = question(MACS[0], a, b, Some(MACS[1])).unwrap();
+            let asked = solicitation(MACS[0], a, b, Some(MACS[1])).unwrap();
             assert_eq!(asked[..6], MACS[1]);
-            let heard = hear(&asked).unwrap();
-            assert_eq!((heard.mac, heard.asks_for), (Some(MACS[0]), Some(b)));
+            let heard = parse_neighbour(&asked).unwrap();
+            assert_eq!((heard.mac, heard.solicited), (Some(MACS[0]), Some(b)));
         }
     }
 
-    /// As the kernel asks whether somebody it knows is still there. In a question to a group it has to say where it is.
+    /// As the kernel asks whether somebody it knows is still there. In a question to a group it has
+    /// to say where it is.
     #[test]
     fn a_neighbour_that_does_not_say_where_it_is_is_answered_there() {
         let [_, (a, b)] = addresses();
         for (known, mac) in [(Some(MACS[1]), Some(MACS[0])), (None, None)] {
-            let mut asked = question(MACS[0], a, b, known).unwrap();
+            let mut asked = solicitation(MACS[0], a, b, known).unwrap();
             asked.truncate(ETHER_BYTES + IPV6_BYTES + ND_BYTES);
             asked[ETHER_BYTES + 5] = ND_BYTES as u8;
             let (head, body) = asked.split_at_mut(ETHER_BYTES + IPV6_BYTES);
@@ -436,8 +445,8 @@ mod tests {
             let (from, to) = (ip6_at(head, 22).unwrap(), ip6_at(head, 38).unwrap());
             let sum = checksum(from, to, body);
             body[2..4].copy_from_slice(&sum.to_be_bytes());
-            let heard = hear(&asked).unwrap();
-            assert_eq!((heard.ip, heard.mac, heard.asks_for), (a, mac, Some(b)));
+            let heard = parse_neighbour(&asked).unwrap();
+            assert_eq!((heard.ip, heard.mac, heard.solicited), (a, mac, Some(b)));
         }
     }
 
@@ -445,7 +454,7 @@ mod tests {
         /// Whatever bytes arrive: nothing breaks, and what is believed of IPv6 has the right sum.
         #[test]
         fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..128)) {
-            let _ = (hear(&bytes), is_about_groups(&bytes));
+            let _ = (parse_neighbour(&bytes), is_multicast_listener_packet(&bytes));
         }
 
         #[test]
@@ -455,14 +464,14 @@ mod tests {
             let (a, b) = addresses()[usize::from(v6)];
             let mut packet = match answers {
                 true => answer(MACS[0], a, MACS[1], b),
-                false => question(MACS[0], a, b, None),
+                false => solicitation(MACS[0], a, b, None),
             }.unwrap();
             if let Some(byte) = packet.get_mut(at) {
                 *byte ^= 1 << bit;
             }
             packet.truncate(cut.max(20));
-            if let Some(heard) = hear(&packet) {
-                prop_assert!(is_machine(heard.ip));
+            if let Some(heard) = parse_neighbour(&packet) {
+                prop_assert!(is_host(heard.ip));
                 prop_assert!(heard.mac.is_none_or(|mac| mac[0] & 1 == 0));
             }
         }

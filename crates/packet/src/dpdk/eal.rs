@@ -10,7 +10,8 @@ use super::options::DpdkOptions;
 
 /// Huge pages that are to be free, at least, before any are used.
 const LEAST_HUGE_PAGES: u64 = 64;
-/// Memory of DPDK's own where there are no huge pages, MiB: the least, per million frames, and what sending needs.
+/// Memory of DPDK's own where there are no huge pages, MiB: the least, per million frames, and what
+/// sending needs.
 const LEAST_MIB: u64 = 256;
 const MIB_PER_MILLION_FRAMES: u64 = 512;
 
@@ -90,8 +91,8 @@ fn affinity() -> Option<libc::cpu_set_t> {
 fn initialise(options: &DpdkOptions, drivers: u16, frames: u32) -> Result<(), DpdkError> {
     let before = affinity();
     let mut list = arguments(options, drivers, frames);
-    // DPDK would pin this thread to a CPU: it gets one of those that it may use, and afterwards all of them again.
-    // SAFETY: reads a set of ours.
+    // DPDK would pin this thread to a CPU: it gets one of those that it may use, and afterwards all
+    // of them again. SAFETY: reads a set of ours.
     let first = before.and_then(|set| (0..1024).find(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }));
     if let (Some(cpu), None) = (first, &options.eal) {
         list.extend(["-l".to_owned(), cpu.to_string()]);
@@ -117,7 +118,8 @@ fn initialise(options: &DpdkOptions, drivers: u16, frames: u32) -> Result<(), Dp
     }
 }
 
-/// Starts DPDK for this process if it has not been started yet; for so many drivers, and so many frames to describe.
+/// Starts DPDK for this process if it has not been started yet; for so many drivers, and so many
+/// frames to describe.
 ///
 /// # Errors
 /// What the first start said.

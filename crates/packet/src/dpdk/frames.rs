@@ -6,7 +6,8 @@
 //! received    a datagram lies in it                    its handle has left `held`: a reader like any other
 //! lent        a card reads it                          a reader travels with DPDK's descriptor of the piece
 //! ```
-//! DPDK has no list of free frames of its own, so nothing can be in two lists or in none. //= cyclone §4.1
+//! DPDK has no list of free frames of its own, so nothing can be in two lists or in none. //=
+//! cyclone §4.1
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -23,7 +24,8 @@ const MOST_SEND_SLOTS: u32 = 4096;
 const LEAST_SEND_SLOTS: u32 = 1024;
 /// Slots for sending of all rings, while each has the least: their buffers cost memory.
 const MOST_SEND_SLOTS_IN_ALL: u32 = 16_384;
-/// Buffers beyond those that rings keep, for each driver: for a burst in the making, whose packets have 16 pieces at most.
+/// Buffers beyond those that rings keep, for each driver: for a burst in the making, whose packets
+/// have 16 pieces at most.
 const SPARE_BUFFERS: u32 = 1023;
 /// DPDK's own bytes for each buffer, and for each descriptor of a lent payload, about.
 const BUFFER_BYTES: u64 = 256;
@@ -33,20 +35,23 @@ const LEAST_FRAMES: u32 = 64;
 
 const _: () = assert!(size_of::<Frame>() <= ffi::TOKEN_BYTES);
 
-/// Slots for sending that each of so many rings is to have: room for the datagrams of a long message.
+/// Slots for sending that each of so many rings is to have: room for the datagrams of a long
+/// message.
 pub(super) fn send_slots(rings: u32) -> u16 {
     let most = MOST_SEND_SLOTS_IN_ALL / rings.max(1);
     // Some cards want powers of two.
     1 << most.clamp(LEAST_SEND_SLOTS, MOST_SEND_SLOTS).ilog2()
 }
 
-/// Buffers in which headers, and payloads that lie elsewhere, are put together. A card gives a buffer back only when its
-/// slot is used again, so each slot of each ring may keep one for as long as nothing is sent by it.
+/// Buffers in which headers, and payloads that lie elsewhere, are put together. A card gives a
+/// buffer back only when its slot is used again, so each slot of each ring may keep one for as long
+/// as nothing is sent by it.
 fn send_buffers(slots: u32, drivers: u16) -> u32 {
     slots + SPARE_BUFFERS * u32::from(drivers)
 }
 
-/// Bytes of such a buffer: a whole packet, with the headroom and more, so that drivers which copy never begin a second one.
+/// Bytes of such a buffer: a whole packet, with the headroom and more, so that drivers which copy
+/// never begin a second one.
 fn buffer_bytes(packet_bytes: u32) -> u32 {
     packet_bytes + 256
 }
@@ -74,8 +79,8 @@ pub(super) struct Frames {
     context: Box<Context>,
 }
 
-// SAFETY: the raw half's pools are made for several threads, and change only through `&mut`; the context's pool is Sync, and
-// its entries have one owner each.
+// SAFETY: the raw half's pools are made for several threads, and change only through `&mut`; the
+// context's pool is Sync, and its entries have one owner each.
 unsafe impl Send for Frames {}
 // SAFETY: as above.
 unsafe impl Sync for Frames {}
@@ -96,8 +101,8 @@ unsafe extern "C" fn give(context: *mut c_void, number: u32) {
     // SAFETY: as above.
     let context = unsafe { &*context.cast::<Context>() };
     if let Some(entry) = context.held.get(number as usize) {
-        // SAFETY: whoever gives a frame back is the one who has it. The handle is moved out before it is dropped, since
-        // another thread may take the frame at once.
+        // SAFETY: whoever gives a frame back is the one who has it. The handle is moved out before
+        // it is dropped, since another thread may take the frame at once.
         drop(unsafe { (*entry.get()).take() });
     }
 }
@@ -108,7 +113,8 @@ unsafe extern "C" fn count(context: *mut c_void) -> u32 {
 }
 
 unsafe extern "C" fn sent(token: *mut c_void) {
-    // SAFETY: the token is the copy of a frame's handle that `Frames::lend` forgot; each is handed here once.
+    // SAFETY: the token is the copy of a frame's handle that `Frames::lend` forgot; each is handed
+    // here once.
     drop(unsafe { token.cast::<Frame>().read_unaligned() });
 }
 
@@ -134,7 +140,8 @@ impl Frames {
         let id = eal::next_number();
         let one_at_a_time = eal::CREATION.lock();
         let mut error = 0;
-        // SAFETY: the pool's memory and the context stay where they are until the raw frames are destroyed, in `drop`.
+        // SAFETY: the pool's memory and the context stay where they are until the raw frames are
+        // destroyed, in `drop`.
         let raw = unsafe {
             ffi::cy_frames_create(
                 id,
@@ -156,8 +163,8 @@ impl Frames {
         Ok(Frames { raw, context })
     }
 
-    /// Makes the buffers for sending by rings of so many slots in all, for so many drivers. `packet_bytes`: of the largest
-    /// packet.
+    /// Makes the buffers for sending by rings of so many slots in all, for so many drivers.
+    /// `packet_bytes`: of the largest packet.
     ///
     /// # Errors
     /// No memory for them.
@@ -206,7 +213,8 @@ pub(super) fn as_token(frame: Frame) -> MaybeUninit<Frame> {
 impl Drop for Frames {
     fn drop(&mut self) {
         let one_at_a_time = eal::CREATION.lock();
-        // SAFETY: the ports are closed, so that nothing uses the descriptors; this is the end of them.
+        // SAFETY: the ports are closed, so that nothing uses the descriptors; this is the end of
+        // them.
         unsafe { ffi::cy_frames_destroy(self.raw) };
         drop(one_at_a_time);
     }

@@ -1,12 +1,12 @@
-//! How datagrams come to a driver that looks at no card: from the one that does, through a queue of fixed length, with a
-//! bell for whoever sleeps.
+//! How datagrams come to a driver that looks at no card: from the one that does, through a queue of
+//! fixed length, with a bell for whoever sleeps.
 //!
 //! ```text
 //! looks at cards    put, then ring if the other waits          Door
 //! has a door        takes; finds nothing: waits, looks again   Inbox
 //! ```
-//! Between putting and asking whether somebody waits, and between waiting and looking again, everything before is seen by
-//! the other: one of the two finds the datagram.
+//! Between putting and asking whether somebody waits, and between waiting and looking again,
+//! everything before is seen by the other: one of the two finds the datagram.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,25 +18,25 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use cyclone_pmem::payload::Payload;
 
 /// A datagram and its sender.
-pub(super) type Letter = (SocketAddr, Payload);
+pub(super) type RxDatagram = (SocketAddr, Payload);
 
-struct Bell {
+struct Notifier {
     fd: OwnedFd,
-    waits: AtomicBool,
+    is_waiting: AtomicBool,
 }
 
 /// Where datagrams for another driver are put.
-pub(super) struct Door {
-    queue: SyncSender<Letter>,
-    bell: Arc<Bell>,
+pub(super) struct InboxSender {
+    queue: SyncSender<RxDatagram>,
+    notifier: Arc<Notifier>,
     /// Datagrams for which there was no room.
     dropped: Arc<AtomicU64>,
 }
 
 /// Where that driver finds them.
 pub(super) struct Inbox {
-    queue: Receiver<Letter>,
-    bell: Arc<Bell>,
+    queue: Receiver<RxDatagram>,
+    notifier: Arc<Notifier>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Inbox {
 ///
 /// # Errors
 /// When the system grants no descriptor.
-pub(super) fn inbox(length: usize) -> io::Result<(Door, Inbox)> {
+pub(super) fn inbox(length: usize) -> io::Result<(InboxSender, Inbox)> {
     // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
     let fd = unsafe {
         let fd = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
@@ -53,31 +53,31 @@ pub(super) fn inbox(length: usize) -> io::Result<(Door, Inbox)> {
         }
         OwnedFd::from_raw_fd(fd)
     };
-    let bell = Arc::new(Bell {
+    let notifier = Arc::new(Notifier {
         fd,
-        waits: AtomicBool::new(false),
+        is_waiting: AtomicBool::new(false),
     });
     let dropped = Arc::new(AtomicU64::new(0));
     let (sender, receiver) = sync_channel(length);
-    let door = Door {
+    let door = InboxSender {
         queue: sender,
-        bell: Arc::clone(&bell),
+        notifier: Arc::clone(&notifier),
         dropped: Arc::clone(&dropped),
     };
     let inbox = Inbox {
         queue: receiver,
-        bell,
+        notifier,
         dropped,
     };
     Ok((door, inbox))
 }
 
-impl Door {
-    /// Puts a datagram into the queue; where it is full the datagram is dropped, and counted. False: nobody is there any
-    /// more.
-    pub(super) fn put(&self, letter: Letter) -> bool {
+impl InboxSender {
+    /// Puts a datagram into the queue; where it is full the datagram is dropped, and counted.
+    /// False: nobody is there any more.
+    pub(super) fn put(&self, letter: RxDatagram) -> bool {
         match self.queue.try_send(letter) {
-            Ok(()) => self.ring(),
+            Ok(()) => self.notify(),
             Err(TrySendError::Full(_)) => {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
@@ -86,25 +86,27 @@ impl Door {
         true
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         fence(Ordering::SeqCst);
-        if self.bell.waits.load(Ordering::Relaxed) && self.bell.waits.swap(false, Ordering::Relaxed)
+        if self.notifier.is_waiting.load(Ordering::Relaxed)
+            && self.notifier.is_waiting.swap(false, Ordering::Relaxed)
         {
             let one = 1u64.to_ne_bytes();
-            // It fails only where so many have rung already that the counter is full: the descriptor is readable.
-            // SAFETY: the bytes are ours and as many as said.
-            unsafe { libc::write(self.bell.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            // It fails only where so many have rung already that the counter is full: the
+            // descriptor is readable. SAFETY: the bytes are ours and as many as said.
+            unsafe { libc::write(self.notifier.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
     }
 }
 
 impl Inbox {
-    /// Appends up to `most` datagrams. If there is none, the descriptor becomes readable with the next one.
-    pub(super) fn take(&self, out: &mut Vec<Letter>, most: usize) -> usize {
+    /// Appends up to `most` datagrams. If there is none, the descriptor becomes readable with the
+    /// next one.
+    pub(super) fn take(&self, out: &mut Vec<RxDatagram>, most: usize) -> usize {
         let before = out.len();
         out.extend(self.queue.try_iter().take(most));
-        if out.len() == before && most > 0 && !self.bell.waits.load(Ordering::Relaxed) {
-            self.bell.waits.store(true, Ordering::Relaxed);
+        if out.len() == before && most > 0 && !self.notifier.is_waiting.load(Ordering::Relaxed) {
+            self.notifier.is_waiting.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             out.extend(self.queue.try_iter().take(most));
         }
@@ -112,11 +114,11 @@ impl Inbox {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.bell.fd.as_raw_fd()
+        self.notifier.fd.as_raw_fd()
     }
 
     /// The descriptor was seen to be readable, and is not any more.
-    pub(super) fn note_readable(&self) {
+    pub(super) fn on_readable(&self) {
         let mut count = [0u8; 8];
         // Where it was not rung there is nothing to read.
         // SAFETY: the buffer is ours and as long as said.
@@ -133,7 +135,7 @@ impl Inbox {
 mod tests {
     use super::*;
 
-    fn letter(number: u16) -> Letter {
+    fn letter(number: u16) -> RxDatagram {
         (SocketAddr::from(([10, 0, 0, 1], number)), Payload::new())
     }
 
@@ -158,7 +160,7 @@ mod tests {
         assert_eq!(inbox.take(&mut out, 8), 0);
         assert!(door.put(letter(2)) && door.put(letter(3)));
         assert!(is_readable(&inbox, 0));
-        inbox.note_readable();
+        inbox.on_readable();
         assert!(!is_readable(&inbox, 0));
         assert_eq!(inbox.take(&mut out, 1), 1);
         assert_eq!(inbox.take(&mut out, 8), 1);
@@ -177,7 +179,8 @@ mod tests {
         assert!(!door.put(letter(9)));
     }
 
-    /// One puts without pause or with some, the other sleeps whenever it finds nothing: none is slept through.
+    /// One puts without pause or with some, the other sleeps whenever it finds nothing: none is
+    /// slept through.
     #[test]
     fn no_datagram_is_slept_through() {
         const COUNT: u16 = 20_000;
@@ -188,7 +191,7 @@ mod tests {
                 while door.queue.try_send(letter(number)).is_err() {
                     std::thread::yield_now();
                 }
-                door.ring();
+                door.notify();
                 if number % 64 == 0 {
                     std::thread::sleep(std::time::Duration::from_micros(u64::from(number) % 150));
                 }
@@ -198,7 +201,7 @@ mod tests {
         while out.len() < usize::from(COUNT) {
             if inbox.take(&mut out, 8) == 0 {
                 assert!(is_readable(&inbox, 20_000), "slept through: {}", out.len());
-                inbox.note_readable();
+                inbox.on_readable();
             }
         }
         sender.join().unwrap();

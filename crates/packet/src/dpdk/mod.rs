@@ -1,10 +1,11 @@
-//! Datagrams by DPDK (feature `dpdk`): from a card's queues into the pool's frames and back, without the kernel.
+//! Datagrams by DPDK (feature `dpdk`): from a card's queues into the pool's frames and back,
+//! without the kernel.
 //!
 //! ```text
 //! DpdkDriver    what is sent and received, by which port           mod.rs
 //!   Receiver    what comes from the cards, for all drivers         receiver.rs, inbox.rs
-//!   Outlet      what a driver has on its way to a card             outlet.rs, pace.rs
-//!   Ways        headers by destination                             ways.rs
+//!   Outlet      what a driver has on its way to a card             outlet.rs, tx_backoff.rs
+//!   RouteCache  headers by destination                             route_cache.rs
 //! Network       what the drivers of one process share              network.rs
 //!   Card        a port, and its queues                             card.rs
 //!   Frames      the pool's frames as DPDK's packet buffers         frames.rs
@@ -14,11 +15,12 @@
 //! eal           DPDK's environment, once per process               eal.rs
 //! shim          DPDK's inline functions for us to call             shim.c, frames.c, gate.c, ffi.rs
 //! ```
-//! The card is ours alone: there is no kernel behind it that would take other packets, so these are counted and dropped.
+//! The card is ours alone: there is no kernel behind it that would take other packets, so these are
+//! counted and dropped.
 //!
-//! A process may have several drivers, one behind the other by their port numbers: the first one receives for all, each
-//! sends by queues of its own where the cards have enough.
-//! //= cyclone §4.1, §4.2
+//! A process may have several drivers, one behind the other by their port numbers: the first one
+//! receives for all, each sends by queues of its own where the cards have enough. //= cyclone §4.1,
+//! §4.2
 
 mod card;
 mod discovery;
@@ -31,12 +33,12 @@ mod neighbours;
 mod network;
 mod options;
 mod outlet;
-mod pace;
 mod receiver;
+mod route_cache;
 #[cfg(test)]
 mod tests;
 mod timer;
-mod ways;
+mod tx_backoff;
 
 use std::io;
 use std::net::SocketAddr;
@@ -49,17 +51,17 @@ use cyclone_pmem::pool::Pool;
 pub use self::error::DpdkError;
 pub use self::options::DpdkOptions;
 
-use self::inbox::{Inbox, Letter, inbox};
-use self::neighbours::{Call, share, spread};
+use self::inbox::{Inbox, RxDatagram, inbox};
+use self::neighbours::{OutgoingPacket, flow_hash, share};
 use self::network::{Network, local_address, system};
 use self::outlet::Outlet;
-use self::pace::Patience;
-use self::receiver::{MOST_BURST, Receiver};
-use self::ways::Ways;
+use self::receiver::{MAX_BURST, Receiver};
+use self::route_cache::RouteCache;
+use self::tx_backoff::TxBackoff;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::headers::{self, Template};
 
-/// Bytes of a datagram in each frame at least, as [`Driver::scatters`] promises.
+/// Bytes of a datagram in each frame at least, as [`Driver::supports_multi_slice`] promises.
 const LEAST_PIECE: usize = 512;
 /// Datagrams that wait for one driver while another receives for it, at least and at most.
 const LEAST_WAITING: usize = 64;
@@ -70,7 +72,7 @@ enum Source {
     /// From the cards: the first driver's, which receives for all.
     Cards(Receiver),
     /// From the first driver.
-    Door(Inbox),
+    Inbox(Inbox),
 }
 
 /// Ports under DPDK as a [`Driver`].
@@ -79,19 +81,19 @@ pub struct DpdkDriver {
     outlets: Vec<Outlet>,
     source: Source,
     network: Arc<Network>,
-    ways: Ways,
+    ways: RouteCache,
     local: SocketAddr,
     burst: usize,
-    /// Found by [`Driver::finds_nothing`], and not taken yet.
-    early: Vec<Letter>,
-    calls: Vec<Call>,
+    /// Found by [`Driver::rx_is_empty`], and not taken yet.
+    early: Vec<RxDatagram>,
+    calls: Vec<OutgoingPacket>,
     stats: DriverStats,
 }
 
 impl DpdkDriver {
-    /// Takes ports for datagrams to `address`, which becomes ours on their networks: nothing has to be configured in the
-    /// kernel. Datagrams are received into frames of `pool`; if cards cannot reach its memory, into frames of a pool of
-    /// the driver's own ([`Driver::pool`]).
+    /// Takes ports for datagrams to `address`, which becomes ours on their networks: nothing has to
+    /// be configured in the kernel. Datagrams are received into frames of `pool`; if cards cannot
+    /// reach its memory, into frames of a pool of the driver's own ([`Driver::pool`]).
     ///
     /// # Errors
     /// See [`DpdkError`].
@@ -104,8 +106,9 @@ impl DpdkDriver {
         Ok(one.swap_remove(0))
     }
 
-    /// The same for `count` drivers, at `address` and at the ports right behind it, which may be used by threads of their
-    /// own. The first one receives for all of them: while nobody calls it, nothing arrives.
+    /// The same for `count` drivers, at `address` and at the ports right behind it, which may be
+    /// used by threads of their own. The first one receives for all of them: while nobody calls it,
+    /// nothing arrives.
     ///
     /// # Errors
     /// See [`DpdkError`].
@@ -122,15 +125,15 @@ impl DpdkDriver {
         }
         let network = Arc::new(Network::open(local, pool, options, count)?);
         let waiting = network.receive_slots() as usize / usize::from(count);
-        let mut doors = Vec::new();
+        let mut inboxes = Vec::new();
         let mut sources = Vec::new();
         for _ in 1..count {
             let (door, inbox) = inbox(waiting.clamp(LEAST_WAITING, MOST_WAITING))
                 .map_err(system("make an event descriptor"))?;
-            doors.push(door);
-            sources.push(Source::Door(inbox));
+            inboxes.push(door);
+            sources.push(Source::Inbox(inbox));
         }
-        let receiver = Receiver::new(local, doors, &network)?;
+        let receiver = Receiver::new(local, inboxes, &network)?;
         sources.insert(0, Source::Cards(receiver));
         let numbered = (0..count).zip(sources);
         let drivers = numbered.map(|(number, source)| {
@@ -139,10 +142,10 @@ impl DpdkDriver {
             Ok(DpdkDriver {
                 outlets: outlets.collect::<Result<_, DpdkError>>()?,
                 source,
-                ways: Ways::new(local, &network.lock_neighbours()),
+                ways: RouteCache::new(local, &network.lock_neighbours()),
                 network: Arc::clone(&network),
                 local,
-                burst: options.burst.clamp(1, MOST_BURST),
+                burst: options.burst.clamp(1, MAX_BURST),
                 early: Vec::new(),
                 calls: Vec::new(),
                 stats: DriverStats::default(),
@@ -151,11 +154,12 @@ impl DpdkDriver {
         drivers.collect()
     }
 
-    /// Packets received by each port, of whatever kind, in the order of the ports; by the first driver, who receives.
+    /// Packets received by each port, of whatever kind, in the order of the ports; by the first
+    /// driver, who receives.
     pub fn received_by_port(&self) -> Vec<u64> {
         match &self.source {
             Source::Cards(receiver) => receiver.received.clone(),
-            Source::Door(_) => vec![0; self.network.cards.len()],
+            Source::Inbox(_) => vec![0; self.network.cards.len()],
         }
     }
 
@@ -164,8 +168,9 @@ impl DpdkDriver {
         self.network.is_connected()
     }
 
-    /// Sends questions and answers about neighbours, which are no datagrams and are not counted. What is ready goes first.
-    fn call(&mut self, patience: &mut Patience) {
+    /// Sends questions and answers about neighbours, which are no datagrams and are not counted.
+    /// What is ready goes first.
+    fn call(&mut self, patience: &mut TxBackoff) {
         if self.calls.is_empty() {
             return;
         }
@@ -181,7 +186,7 @@ impl DpdkDriver {
         }
     }
 
-    fn flush(&mut self, patience: &mut Patience) {
+    fn flush(&mut self, patience: &mut TxBackoff) {
         let network = &self.network;
         for (card, outlet) in network.cards.iter().zip(&mut self.outlets) {
             for queue in 0..outlet.queues() {
@@ -207,7 +212,7 @@ impl DpdkDriver {
     }
 
     /// Gets back what buffers the cards can do without, of those that they all share.
-    fn reclaim(&mut self, patience: &mut Patience) {
+    fn reclaim(&mut self, patience: &mut TxBackoff) {
         self.flush(patience);
         for (card, outlet) in self.network.cards.iter().zip(&self.outlets) {
             outlet.reclaim(card);
@@ -218,7 +223,7 @@ impl DpdkDriver {
 impl Driver for DpdkDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now_us = self.network.now_us();
-        let mut patience = Patience::default();
+        let mut patience = TxBackoff::default();
         let mut taken: usize = 0;
         for datagram in datagrams {
             if datagram.len() > self.network.max_datagram {
@@ -237,7 +242,7 @@ impl Driver for DpdkDriver {
                 continue;
             };
             // Datagrams of one destination keep their order: always the same queue.
-            let (_, place) = share(spread(datagram.to), self.outlets.len());
+            let (_, place) = share(flow_hash(datagram.to), self.outlets.len());
             let (queue, _) = share(place, self.outlets[number].queues().into());
             let queue = queue as u16;
             if !self.put(number, queue, &template, datagram.parts) {
@@ -262,9 +267,9 @@ impl Driver for DpdkDriver {
         Ok(taken)
     }
 
-    fn set_rest(&mut self, look_us: Option<u64>) {
+    fn set_idle_poll_interval(&mut self, look_us: Option<u64>) {
         if let Source::Cards(receiver) = &mut self.source {
-            receiver.set_rest(self.network.now_us(), look_us);
+            receiver.set_idle_poll_interval(self.network.now_us(), look_us);
         }
     }
 
@@ -284,10 +289,10 @@ impl Driver for DpdkDriver {
             Source::Cards(receiver) => {
                 let (network, calls) = (&self.network, &mut self.calls);
                 let count = receiver.receive(network, most, out, calls, &mut self.stats);
-                self.call(&mut Patience::default());
+                self.call(&mut TxBackoff::default());
                 Ok(count)
             }
-            Source::Door(inbox) => {
+            Source::Inbox(inbox) => {
                 let count = inbox.take(out, most);
                 self.stats.received += count as u64;
                 self.stats.receive_calls += u64::from(count > 0);
@@ -296,7 +301,7 @@ impl Driver for DpdkDriver {
         }
     }
 
-    fn finds_nothing(&mut self) -> bool {
+    fn rx_is_empty(&mut self) -> bool {
         let Source::Cards(receiver) = &mut self.source else {
             // It is told of what has come.
             return false;
@@ -304,7 +309,7 @@ impl Driver for DpdkDriver {
         if self.early.is_empty() {
             let (network, calls, out) = (&self.network, &mut self.calls, &mut self.early);
             receiver.receive(network, self.burst, out, calls, &mut self.stats);
-            self.call(&mut Patience::default());
+            self.call(&mut TxBackoff::default());
         }
         self.early.is_empty()
     }
@@ -312,13 +317,13 @@ impl Driver for DpdkDriver {
     fn fds(&self) -> Vec<RawFd> {
         match &self.source {
             Source::Cards(receiver) => vec![receiver.fd()],
-            Source::Door(inbox) => vec![inbox.fd()],
+            Source::Inbox(inbox) => vec![inbox.fd()],
         }
     }
 
-    fn note_readable(&mut self, _fd: RawFd) {
-        if let Source::Door(inbox) = &self.source {
-            inbox.note_readable();
+    fn on_readable(&mut self, _fd: RawFd) {
+        if let Source::Inbox(inbox) = &self.source {
+            inbox.on_readable();
         }
     }
 
@@ -326,7 +331,7 @@ impl Driver for DpdkDriver {
         self.network.max_datagram
     }
 
-    fn scatters(&self) -> Option<usize> {
+    fn supports_multi_slice(&self) -> Option<usize> {
         // Behind DPDK's headroom, and in the first of them the headers.
         let room = self.network.cards.iter().map(|card| card.room).min()?;
         Some(room.saturating_sub(headers::MOST_BYTES).max(LEAST_PIECE))
@@ -339,7 +344,7 @@ impl Driver for DpdkDriver {
     fn frames_kept(&self) -> u32 {
         match &self.source {
             Source::Cards(_) => self.network.receive_slots(),
-            Source::Door(_) => 0,
+            Source::Inbox(_) => 0,
         }
     }
 
@@ -372,7 +377,7 @@ impl Driver for DpdkDriver {
                     stats.malformed += damaged;
                 }
             }
-            Source::Door(inbox) => stats.pool_empty += inbox.dropped(),
+            Source::Inbox(inbox) => stats.pool_empty += inbox.dropped(),
         }
         stats
     }

@@ -73,7 +73,8 @@ pub(super) fn own_pool(frame_bytes: u32) -> Result<Pool, DpdkError> {
     }
 }
 
-/// Finds the ports and sets them up; those that were found are in `cards` whatever becomes of the others.
+/// Finds the ports and sets them up; those that were found are in `cards` whatever becomes of the
+/// others.
 fn add_cards(
     options: &DpdkOptions,
     drivers: u16,

@@ -18,18 +18,18 @@ const LEAST_ROOM: u32 = 2048;
 /// How to open the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkOptions {
-    /// The ports, as DPDK names them: PCI addresses (`0000:3b:00.0`), or virtual devices with their arguments
-    /// (`net_memif0,role=client,socket=/run/cyclone.sock`).
+    /// The ports, as DPDK names them: PCI addresses (`0000:3b:00.0`), or virtual devices with their
+    /// arguments (`net_memif0,role=client,socket=/run/cyclone.sock`).
     pub ports: Vec<String>,
     /// Our address, where the packet port's is unspecified (a client's).
     pub address: Option<IpAddr>,
-    /// The way to destinations outside our own network: the router's address, and how many leading bits of ours make our
-    /// network. `None`: all destinations are neighbours.
+    /// The way to destinations outside our own network: the router's address, and how many leading
+    /// bits of ours make our network. `None`: all destinations are neighbours.
     pub gateway: Option<(IpAddr, u8)>,
     /// Largest IP packet, bytes.
     pub mtu: u16,
-    /// Arguments for DPDK itself (EAL), between spaces; `None`: huge pages where there are any, else ordinary memory. The
-    /// first driver of a process decides.
+    /// Arguments for DPDK itself (EAL), between spaces; `None`: huge pages where there are any,
+    /// else ordinary memory. The first driver of a process decides.
     pub eal: Option<String>,
     /// Queues of each port.
     pub queues: u32,
@@ -45,8 +45,8 @@ fn bad(item: &str, why: &'static str) -> DpdkError {
 }
 
 impl DpdkOptions {
-    /// Reads ports and settings between semicolons: `address=IP`, `gateway=IP/BITS`, `mtu=BYTES`, `eal=ARGUMENTS`; what
-    /// is none of these is a port. One queue, bursts of 32.
+    /// Reads ports and settings between semicolons: `address=IP`, `gateway=IP/BITS`, `mtu=BYTES`,
+    /// `eal=ARGUMENTS`; what is none of these is a port. One queue, bursts of 32.
     ///
     /// # Errors
     /// No port, or a setting that makes no sense.

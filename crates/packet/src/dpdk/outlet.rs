@@ -1,5 +1,5 @@
-//! What one driver sends by one port: packets in the making, of copies and of what they take along from where it lies, and
-//! those that wait to be handed to a queue.
+//! What one driver sends by one port: packets in the making, of copies and of what they take along
+//! from where it lies, and those that wait to be handed to a queue.
 
 use cyclone_pmem::pool::Frame;
 
@@ -7,7 +7,7 @@ use super::card::Card;
 use super::error::DpdkError;
 use super::ffi::{self, BURST, RawOutbox};
 use super::frames::{Frames, as_token};
-use super::pace::Patience;
+use super::tx_backoff::TxBackoff;
 use crate::headers::Template;
 
 /// Parts shorter than this are copied behind the headers: a descriptor of their own costs more.
@@ -70,8 +70,9 @@ impl Outlet {
         self.outboxes[usize::from(queue)].raw
     }
 
-    /// Puts a datagram together: headers and what lies elsewhere in buffers of DPDK's, what lies in the pool from there. Answers
-    /// how many bytes of it were copied, and how many lent; `None`: no buffer is free.
+    /// Puts a datagram together: headers and what lies elsewhere in buffers of DPDK's, what lies in
+    /// the pool from there. Answers how many bytes of it were copied, and how many lent; `None`: no
+    /// buffer is free.
     pub(super) fn put(
         &mut self,
         queue: u16,
@@ -128,7 +129,8 @@ impl Outlet {
         good.then_some((copied_bytes, lent_bytes))
     }
 
-    /// A piece of `len` bytes for the packet in the making, in memory of DPDK's own, to be filled by the caller.
+    /// A piece of `len` bytes for the packet in the making, in memory of DPDK's own, to be filled
+    /// by the caller.
     pub(super) fn copy(&mut self, queue: u16, frames: &Frames, len: usize) -> Option<&mut [u8]> {
         let outbox = self.raw(queue);
         // SAFETY: both are alive.
@@ -136,17 +138,20 @@ impl Outlet {
         if place.is_null() {
             return None;
         }
-        // SAFETY: the shim has reserved so many bytes in a fresh buffer, which nobody else reads before the packet is sent;
-        // that needs `&mut self` again. They are bytes of memory that was mapped with zeros or written since.
+        // SAFETY: the shim has reserved so many bytes in a fresh buffer, which nobody else reads
+        // before the packet is sent; that needs `&mut self` again. They are bytes of memory that
+        // was mapped with zeros or written since.
         Some(unsafe { std::slice::from_raw_parts_mut(place.cast(), len) })
     }
 
-    /// A frame as the next piece of the packet in the making, where it lies. False: no descriptor is free.
+    /// A frame as the next piece of the packet in the making, where it lies. False: no descriptor
+    /// is free.
     pub(super) fn lend(&mut self, queue: u16, frames: &Frames, frame: Frame) -> bool {
         let outbox = self.raw(queue);
         let (address, len) = (frame.as_ptr().cast_mut(), frame.len());
         let token = as_token(frame);
-        // SAFETY: the bytes are a reader's, and stay so until the token comes back; cards read them only.
+        // SAFETY: the bytes are a reader's, and stay so until the token comes back; cards read them
+        // only.
         let lent = unsafe {
             ffi::cy_lend(
                 frames.raw(),
@@ -170,7 +175,8 @@ impl Outlet {
         unsafe { ffi::cy_discard(self.raw(queue)) };
     }
 
-    /// The packet in the making is ready. True: the queue's burst is full, and has to be sent before the next one.
+    /// The packet in the making is ready. True: the queue's burst is full, and has to be sent
+    /// before the next one.
     pub(super) fn ready(&mut self, queue: u16) -> bool {
         let outbox = &mut self.outboxes[usize::from(queue)];
         // SAFETY: alive, and not full: the caller sends when told so.
@@ -178,13 +184,13 @@ impl Outlet {
         outbox.ready >= BURST as u64
     }
 
-    /// Sends what is ready by a queue. Answers how many packets the card took, how many were given up because it is full,
-    /// and how many calls it took.
+    /// Sends what is ready by a queue. Answers how many packets the card took, how many were given
+    /// up because it is full, and how many calls it took.
     pub(super) fn send(
         &mut self,
         card: &Card,
         queue: u16,
-        patience: &mut Patience,
+        patience: &mut TxBackoff,
         now_us: impl FnMut() -> u64,
     ) -> (u64, u64, u64) {
         let turn = self.first + usize::from(queue);
@@ -193,7 +199,7 @@ impl Outlet {
         if ready == 0 {
             return (0, 0, 0);
         }
-        let (sent, calls) = patience.hand_over(ready, card.empties_soon(), now_us, || {
+        let (sent, calls) = patience.send_with_retry(ready, card.empties_soon(), now_us, || {
             card.send(turn, outbox)
         });
         // SAFETY: alive.

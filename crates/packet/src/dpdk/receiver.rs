@@ -8,8 +8,8 @@ use cyclone_pmem::pool::FrameMut;
 
 use super::error::DpdkError;
 use super::ffi::Piece;
-use super::inbox::{Door, Letter};
-use super::neighbours::Call;
+use super::inbox::{InboxSender, RxDatagram};
+use super::neighbours::OutgoingPacket;
 use super::network::{Network, system};
 use super::timer::Timer;
 use crate::driver::DriverStats;
@@ -18,14 +18,16 @@ use crate::headers;
 /// Pieces of a received packet at most, and room for those of a burst.
 const MOST_PIECES: usize = 40;
 /// Datagrams received with one call at most.
-pub(super) const MOST_BURST: usize = 32;
-/// Cards are looked at for their links once in so many calls, and no sooner than after this time, µs.
-const LOOK_EVERY: u32 = 256;
-const LOOK_US: u64 = 500_000;
+pub(super) const MAX_BURST: usize = 32;
+/// Cards are looked at for their links once in so many calls, and no sooner than after this time,
+/// µs.
+const LINK_CHECK_CALLS: u32 = 256;
+const LINK_CHECK_US: u64 = 500_000;
 /// Bursts of nothing but other drivers' datagrams that one call passes on.
-const MOST_PASSED: usize = 8;
+const MAX_FORWARDED_BURSTS: usize = 8;
 
-/// Who is looked at first: each queue of each card in turn, so that none starves behind one that is always full.
+/// Who is looked at first: each queue of each card in turn, so that none starves behind one that is
+/// always full.
 #[derive(Default)]
 struct Rotation {
     first: usize,
@@ -45,26 +47,26 @@ impl Rotation {
     }
 }
 
-/// The end of the cards at which packets come out: one driver's, who passes on what is for the others. So the node's own
-/// loop sees to the heartbeats whatever the loops of its logs do.
+/// The end of the cards at which packets come out: one driver's, who passes on what is for the
+/// others. So the node's own loop sees to the heartbeats whatever the loops of its logs do.
 pub(super) struct Receiver {
     timer: Timer,
     /// The first of the ports, ours; the others' are right behind it.
     local: SocketAddr,
-    doors: Vec<Door>,
+    inboxes: Vec<InboxSender>,
     pieces: Vec<Piece>,
     rotation: Rotation,
-    turns: u32,
-    looked_us: u64,
+    poll_count: u32,
+    links_checked_us: u64,
     /// Packets received by each card, of whatever kind.
     pub(super) received: Vec<u64>,
 }
 
 /// What one look at a queue has brought.
 #[derive(Clone, Copy, Default)]
-struct Brought {
+struct PollCounts {
     own: usize,
-    passed: usize,
+    forwarded: usize,
 }
 
 impl Receiver {
@@ -72,17 +74,17 @@ impl Receiver {
     /// When the system grants no timer.
     pub(super) fn new(
         local: SocketAddr,
-        doors: Vec<Door>,
+        inboxes: Vec<InboxSender>,
         network: &Network,
     ) -> Result<Receiver, DpdkError> {
         Ok(Receiver {
             timer: Timer::new().map_err(system("make a timer"))?,
             local,
-            doors,
-            pieces: vec![Piece::default(); MOST_BURST * MOST_PIECES],
+            inboxes,
+            pieces: vec![Piece::default(); MAX_BURST * MOST_PIECES],
             rotation: Rotation::default(),
-            turns: 0,
-            looked_us: 0,
+            poll_count: 0,
+            links_checked_us: 0,
             received: vec![0; network.cards.len()],
         })
     }
@@ -97,24 +99,26 @@ impl Receiver {
     }
 
     /// What comes may wait for so long.
-    pub(super) fn set_rest(&mut self, now_us: u64, look_us: Option<u64>) {
-        self.timer.rest(now_us, look_us);
+    pub(super) fn set_idle_poll_interval(&mut self, now_us: u64, look_us: Option<u64>) {
+        self.timer.set_idle_interval(now_us, look_us);
     }
 
-    fn look(&mut self, network: &Network, now_us: u64, calls: &mut Vec<Call>) {
-        if now_us < self.looked_us + LOOK_US {
+    fn check_links(&mut self, network: &Network, now_us: u64, calls: &mut Vec<OutgoingPacket>) {
+        if now_us < self.links_checked_us + LINK_CHECK_US {
             return;
         }
-        self.looked_us = now_us;
+        self.links_checked_us = now_us;
         for (number, card) in network.cards.iter().enumerate() {
-            if card.look() {
+            if card.check_link() {
                 network.lock_neighbours().forget(number);
             }
         }
         // By those that are left too, when one has gone.
         for (number, card) in network.cards.iter().enumerate() {
             let is_up = card.is_up();
-            network.lock_neighbours().tell(now_us, number, is_up, calls);
+            network
+                .lock_neighbours()
+                .announce(now_us, number, is_up, calls);
         }
     }
 
@@ -123,27 +127,27 @@ impl Receiver {
         &mut self,
         network: &Network,
         most: usize,
-        out: &mut Vec<Letter>,
-        calls: &mut Vec<Call>,
+        out: &mut Vec<RxDatagram>,
+        calls: &mut Vec<OutgoingPacket>,
         stats: &mut DriverStats,
     ) -> usize {
         let now_us = network.now_us();
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(LOOK_EVERY) || !network.is_connected() {
-            self.look(network, now_us, calls);
+        self.poll_count = self.poll_count.wrapping_add(1);
+        if self.poll_count.is_multiple_of(LINK_CHECK_CALLS) || !network.is_connected() {
+            self.check_links(network, now_us, calls);
         }
-        let most = most.min(MOST_BURST);
-        let mut all = Brought::default();
-        for _ in 0..MOST_PASSED {
-            let brought = self.look_around(network, now_us, most, out, calls, stats);
-            all.own += brought.own;
-            all.passed += brought.passed;
+        let most = most.min(MAX_BURST);
+        let mut all = PollCounts::default();
+        for _ in 0..MAX_FORWARDED_BURSTS {
+            let counts = self.poll_queues(network, now_us, most, out, calls, stats);
+            all.own += counts.own;
+            all.forwarded += counts.forwarded;
             // Who has got something will come again. Others' datagrams may be followed by ours.
-            if brought.own > 0 || brought.passed == 0 {
+            if counts.own > 0 || counts.forwarded == 0 {
                 break;
             }
         }
-        if all.own + all.passed > 0 {
+        if all.own + all.forwarded > 0 {
             self.timer.busy(now_us);
         }
         if all.own == 0 {
@@ -153,17 +157,17 @@ impl Receiver {
     }
 
     /// One look at every queue of every card.
-    fn look_around(
+    fn poll_queues(
         &mut self,
         network: &Network,
         now_us: u64,
         most: usize,
-        out: &mut Vec<Letter>,
-        calls: &mut Vec<Call>,
+        out: &mut Vec<RxDatagram>,
+        calls: &mut Vec<OutgoingPacket>,
         stats: &mut DriverStats,
-    ) -> Brought {
+    ) -> PollCounts {
         let queues = network.cards.first().map_or(0, |card| card.queues());
-        let mut all = Brought::default();
+        let mut all = PollCounts::default();
         for (number, queue) in self.rotation.next(network.cards.len(), queues) {
             let left = most - all.own;
             if left == 0 {
@@ -187,20 +191,20 @@ impl Receiver {
                         packet.push((frame, *piece));
                     }
                 }
-                match datagram(&packet, self.local, 1 + self.doors.len()) {
+                match datagram(&packet, self.local, 1 + self.inboxes.len()) {
                     Some(found) if found.driver == 0 => {
                         out.push(found.cut(packet));
                         all.own += 1;
                     }
                     Some(found) => {
-                        all.passed += 1;
-                        let is_there = self.doors[found.driver - 1].put(found.cut(packet));
+                        all.forwarded += 1;
+                        let is_there = self.inboxes[found.driver - 1].put(found.cut(packet));
                         stats.malformed += u64::from(!is_there);
                     }
                     None => {
                         let first = packet.first().map_or(&[][..], |(frame, p)| bytes(frame, p));
                         let mut neighbours = network.lock_neighbours();
-                        let heard = neighbours.hear(now_us, number, first, calls);
+                        let heard = neighbours.on_packet(now_us, number, first, calls);
                         stats.malformed += u64::from(!heard);
                     }
                 }
@@ -230,7 +234,8 @@ struct Found {
     len: usize,
 }
 
-/// Finds the datagram in a packet, if it holds one for so many drivers, whose ports begin at `local`.
+/// Finds the datagram in a packet, if it holds one for so many drivers, whose ports begin at
+/// `local`.
 fn datagram(packet: &[(FrameMut, Piece)], local: SocketAddr, drivers: usize) -> Option<Found> {
     let total = packet.iter().map(|(_, piece)| usize::from(piece.len)).sum();
     let (frame, piece) = packet.first()?;
@@ -248,7 +253,7 @@ fn datagram(packet: &[(FrameMut, Piece)], local: SocketAddr, drivers: usize) -> 
 
 impl Found {
     /// The datagram alone, in the frames where it lies.
-    fn cut(self, packet: Vec<(FrameMut, Piece)>) -> Letter {
+    fn cut(self, packet: Vec<(FrameMut, Piece)>) -> RxDatagram {
         let (mut skip, mut left) = (self.skip, self.len);
         let mut datagram = Payload::new();
         for (frame, piece) in packet {
@@ -269,7 +274,8 @@ impl Found {
 mod tests {
     use super::*;
 
-    /// A queue that is always full takes all of a call that begins with it: every other one has to come first as often.
+    /// A queue that is always full takes all of a call that begins with it: every other one has to
+    /// come first as often.
     #[test]
     fn each_queue_of_each_card_comes_first_in_turn() {
         for (cards, queues) in [(1, 1), (1, 4), (2, 1), (2, 4), (3, 2)] {

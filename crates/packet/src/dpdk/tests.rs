@@ -19,8 +19,8 @@ fn clients_need_an_address() {
     assert_eq!(local_address(six, &options), Err(DpdkError::NoAddress(six)));
 }
 
-/// As cards do that give buffers back only when a slot is used again: all rings keep as many as they have slots, and there
-/// is still one for the next packet.
+/// As cards do that give buffers back only when a slot is used again: all rings keep as many as
+/// they have slots, and there is still one for the next packet.
 #[test]
 fn there_are_buffers_for_every_slot_of_every_ring() {
     let port = |number: u32| {
@@ -58,7 +58,7 @@ fn there_are_buffers_for_every_slot_of_every_ring() {
     let template = Template::new([2; 6], address, [4; 6], to).unwrap();
     let parts: [&[u8]; 1] = [&[7; 300]];
     assert!(!driver.put(1, 3, &template, &parts));
-    driver.reclaim(&mut Patience::default());
+    driver.reclaim(&mut TxBackoff::default());
     assert_eq!(driver.stats().copied_bytes, 0);
     for outlet in &mut driver.outlets {
         for queue in 0..outlet.queues() {

@@ -4,14 +4,15 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// How soon to look again, at the earliest and at the latest, µs.
-const SOON_US: u64 = 50;
-const LATER_US: u64 = 2_000;
-/// A look comes after so many parts of the time since the last packet: a packet waits for a quarter of the pause before it.
-const PARTS: u64 = 4;
+const MIN_POLL_US: u64 = 50;
+const MAX_POLL_US: u64 = 2_000;
+/// A look comes after so many parts of the time since the last packet: a packet waits for a quarter
+/// of the pause before it.
+const PAUSE_DIVISOR: u64 = 4;
 
 /// How soon to look again when the last packet came or left so long ago.
-fn look_after_us(pause_us: u64) -> u64 {
-    (pause_us / PARTS).clamp(SOON_US, LATER_US)
+fn poll_after_us(pause_us: u64) -> u64 {
+    (pause_us / PAUSE_DIVISOR).clamp(MIN_POLL_US, MAX_POLL_US)
 }
 
 /// The timer; runs only while its owner finds nothing.
@@ -22,7 +23,7 @@ pub(super) struct Timer {
     /// When a packet last came or left.
     busy_us: u64,
     /// Where little is expected: how soon to look, whatever was there before.
-    rest_us: Option<u64>,
+    idle_poll_us: Option<u64>,
 }
 
 impl Timer {
@@ -45,7 +46,7 @@ impl Timer {
             fd,
             due_us: 0,
             busy_us: 0,
-            rest_us: None,
+            idle_poll_us: None,
         })
     }
 
@@ -68,11 +69,11 @@ impl Timer {
     }
 
     /// What comes may wait for so long; `None`: others will come as soon as they have.
-    pub(super) fn rest(&mut self, now_us: u64, look_us: Option<u64>) {
-        if self.rest_us.is_some() && look_us.is_none() {
+    pub(super) fn set_idle_interval(&mut self, now_us: u64, look_us: Option<u64>) {
+        if self.idle_poll_us.is_some() && look_us.is_none() {
             self.busy_us = now_us;
         }
-        self.rest_us = look_us;
+        self.idle_poll_us = look_us;
     }
 
     /// Packets have come, or left: others will.
@@ -83,10 +84,11 @@ impl Timer {
     /// Nothing was there: whoever waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
         let pause_us = now_us.saturating_sub(self.busy_us);
-        let after_us = self.rest_us.unwrap_or_else(|| look_after_us(pause_us));
+        let after_us = self.idle_poll_us.unwrap_or_else(|| poll_after_us(pause_us));
         if now_us < self.due_us {
             // At rest whoever looks for another reason spares the timer a wake-up.
-            let later = self.rest_us.is_some() && self.due_us + after_us / 4 < now_us + after_us;
+            let later =
+                self.idle_poll_us.is_some() && self.due_us + after_us / 4 < now_us + after_us;
             if later || self.due_us > now_us + after_us {
                 self.arm(now_us, after_us);
             }
@@ -126,8 +128,8 @@ mod tests {
         let mut looks = 0;
         let mut pause_us = 0;
         while pause_us < 60_000 {
-            let after_us = look_after_us(pause_us);
-            assert!(after_us <= SOON_US.max(pause_us / PARTS).min(LATER_US));
+            let after_us = poll_after_us(pause_us);
+            assert!(after_us <= MIN_POLL_US.max(pause_us / PAUSE_DIVISOR).min(MAX_POLL_US));
             pause_us += after_us;
             looks += 1;
         }
@@ -139,22 +141,22 @@ mod tests {
         let mut timer = Timer::new().unwrap();
         assert!(!is_readable(&timer, 0));
         timer.idle(1_000_000);
-        assert_eq!(timer.due_us, 1_000_000 + LATER_US);
+        assert_eq!(timer.due_us, 1_000_000 + MAX_POLL_US);
         timer.idle(1_000_100);
-        assert_eq!(timer.due_us, 1_000_000 + LATER_US, "it runs");
+        assert_eq!(timer.due_us, 1_000_000 + MAX_POLL_US, "it runs");
         timer.busy(1_000_200);
         timer.idle(1_000_210);
-        assert_eq!(timer.due_us, 1_000_210 + SOON_US);
+        assert_eq!(timer.due_us, 1_000_210 + MIN_POLL_US);
         assert!(is_readable(&timer, 10_000));
         timer.idle(1_000_300);
-        assert_eq!(timer.due_us, 1_000_300 + SOON_US, "and again");
+        assert_eq!(timer.due_us, 1_000_300 + MIN_POLL_US, "and again");
         assert!(is_readable(&timer, 10_000));
     }
 
     #[test]
     fn at_rest_it_looks_seldom_and_at_once_when_that_ends() {
         let mut timer = Timer::new().unwrap();
-        timer.rest(1_000_000, Some(15_000));
+        timer.set_idle_interval(1_000_000, Some(15_000));
         timer.idle(1_000_000);
         assert_eq!(timer.due_us, 1_015_000);
         timer.busy(1_000_500);
@@ -162,9 +164,9 @@ mod tests {
         assert_eq!(timer.due_us, 1_015_000, "a heartbeat hurries nobody");
         timer.idle(1_010_000);
         assert_eq!(timer.due_us, 1_025_000, "this was a look");
-        timer.rest(1_011_000, None);
+        timer.set_idle_interval(1_011_000, None);
         timer.idle(1_011_000);
-        assert_eq!(timer.due_us, 1_011_000 + SOON_US);
+        assert_eq!(timer.due_us, 1_011_000 + MIN_POLL_US);
         assert!(is_readable(&timer, 10_000));
     }
 }

@@ -153,7 +153,8 @@ fn those_behind_a_later_one_go_first_and_an_association_takes_its_messages_along
     assert!(r.ages.is_empty() && r.held_bytes == 0);
 }
 
-/// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again, and dropped again.
+/// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again,
+/// and dropped again.
 #[test]
 fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
     let mut r = Reassembler::new(limits(), 2048);
@@ -203,11 +204,12 @@ fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
         assert!(matches!(steadily(&mut r, index), Outcome::Kept));
     }
     assert_eq!((r.len(), r.dropped()), (1, 0));
-    r.expire(LONGEST * 1000);
+    r.expire(MAX_AGE_FACTOR * 1000);
     assert_eq!((r.len(), r.dropped()), (0, 1));
 }
 
-/// Clients that upload in turn: each sends a part of its message, then the next one does; whoever has sent all begins anew.
+/// Clients that upload in turn: each sends a part of its message, then the next one does; whoever
+/// has sent all begins anew.
 struct Crowd {
     room: Reassembler,
     clients: u64,
@@ -244,8 +246,8 @@ impl Crowd {
             .add(self.now_us, &header, from_node, piece(1, CROWD_PIECE))
     }
 
-    /// A turn of each, `late` of which are behind the others by as many turns as their number says, and so many µs for each: how many messages
-    /// became whole.
+    /// A turn of each, `late` of which are behind the others by as many turns as their number says,
+    /// and so many µs for each: how many messages became whole.
     fn round(&mut self, late: bool, each_us: u64) -> usize {
         let turns = u64::from(CROWD_COUNT / CROWD_TURN);
         let mut whole = 0;
@@ -266,7 +268,8 @@ impl Crowd {
     }
 }
 
-/// Each pushed the others out, the oldest first, which was nearest its end: of 64 in turn none ever became whole.
+/// Each pushed the others out, the oldest first, which was nearest its end: of 64 in turn none ever
+/// became whole.
 #[test]
 fn of_many_clients_that_upload_at_once_some_get_through_all_the_time() {
     for clients in [24, 48, 64, 1000] {
@@ -301,7 +304,7 @@ fn clients_that_are_silent_make_room_for_those_that_go_on() {
         whole = (0..4).map(|_| crowd.round(true, 500)).sum();
     }
     // Nobody had to go for a pause alone.
-    let silent_us = crowd.room.limits.timeout_us / SILENT_PART;
+    let silent_us = crowd.room.limits.timeout_us / SILENCE_DIVISOR;
     assert!(crowd.now_us > silent_us, "{} µs", crowd.now_us);
 }
 
@@ -381,7 +384,8 @@ fn what_is_left_of_a_message_that_went_takes_no_room_from_others() {
     assert!(matches!(whole, Outcome::Whole(_)));
 }
 
-/// Sixty-four messages of its own that go on drop by drop would hold all the room for half a minute.
+/// Sixty-four messages of its own that go on drop by drop would hold all the room for half a
+/// minute.
 #[test]
 fn a_client_that_dribbles_holds_no_more_than_a_message_where_others_want_room() {
     let mut crowd = Crowd::new(15);

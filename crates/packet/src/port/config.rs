@@ -11,6 +11,9 @@ pub struct PortConfig {
     pub identity: Identity,
     /// The cluster's keys.
     pub keys: Keys,
+    /// The cluster's id: nodes of other clusters are refused, also with the same key. Clients have
+    /// none: 0.
+    pub cluster: u128,
     /// What is done to payloads; all sides alike.
     pub security: Security,
     /// Largest message sent or received, bytes.
@@ -35,6 +38,7 @@ impl PortConfig {
         PortConfig {
             identity,
             keys,
+            cluster: 0,
             security: Security::Authenticated,
             max_message: 2 << 20,
             boot,

@@ -1,13 +1,14 @@
 //! Making, replacing and forgetting associations. The datagrams are drawn in [`crate::auth`].
 //!
-//! - One handshake per node at a time, retried with growing pauses, given up after two seconds; the next
-//!   message starts another.
-//! - A new association never ends an old one at once: both sides receive on the newest few and send on the
-//!   newest that the other side has confirmed, so forged or replayed handshake datagrams and notices disturb
-//!   nothing, and two nodes that greet each other at the same time simply hold two for a while.
+//! - One handshake per node at a time, retried with growing pauses, given up after two seconds; the
+//!   next message starts another.
+//! - A new association never ends an old one at once: both sides receive on the newest few and send
+//!   on the newest that the other side has confirmed, so forged or replayed handshake datagrams and
+//!   notices disturb nothing, and two nodes that greet each other at the same time simply hold two
+//!   for a while.
 //! - The responder confirms by an empty datagram, and by another whenever the Confirm is repeated.
-//! - An association is kept at least as long as its Confirm could be replayed (or remembered as retired),
-//!   so the same keys never start again from sequence number 0.
+//! - An association is kept at least as long as its Confirm could be replayed (or remembered as
+//!   retired), so the same keys never start again from sequence number 0.
 
 use super::*;
 use crate::auth::{Class, Greeting, Refusal, Session};
@@ -18,9 +19,9 @@ const RETRY_MAX_US: u64 = 80_000;
 /// A handshake without an answer is given up after this time, µs.
 const GIVE_UP_US: u64 = 2_000_000;
 /// A notice can start a handshake with the same node only this often, µs.
-const HEED_EVERY_US: u64 = 20_000;
+const NOTICE_HANDSHAKE_EVERY_US: u64 = 20_000;
 /// A notice can repeat a Confirm only this soon after the last, µs.
-const CONFIRM_AGAIN_US: u64 = 1_000;
+const RECONFIRM_US: u64 = 1_000;
 /// Associations with one node that are kept in normal times.
 const NODE_ASSOCS: usize = 2;
 /// ...and at most, counting those too young to be dropped.
@@ -28,8 +29,15 @@ const NODE_ASSOCS_MAX: usize = 8;
 /// Nodes known at most (configured ones are always accepted).
 const MAX_NODES: usize = 256;
 
+/// When a handshake datagram is repeated, and when it is given up.
+pub(super) struct Retry {
+    pub(super) next_us: u64,
+    interval_us: u64,
+    pub(super) give_up_us: u64,
+}
+
 impl Retry {
-    fn new(now_us: u64) -> Retry {
+    pub(super) fn new(now_us: u64) -> Retry {
         Retry {
             next_us: now_us + RETRY_US,
             interval_us: RETRY_US,
@@ -37,7 +45,7 @@ impl Retry {
         }
     }
 
-    fn again(&mut self, now_us: u64) {
+    pub(super) fn back_off(&mut self, now_us: u64) {
         self.interval_us = (self.interval_us * 2).min(RETRY_MAX_US);
         self.next_us = now_us + self.interval_us;
     }
@@ -54,11 +62,12 @@ impl Node {
             confirm: None,
             queue: VecDeque::new(),
             queue_bytes: 0,
-            heeded_us: None,
+            notice_handshake_us: None,
         }
     }
 
-    /// The other side has shown that it holds an association's keys: messages go on it, unless on a newer one.
+    /// The other side has shown that it holds an association's keys: messages go on it, unless on a
+    /// newer one.
     pub(super) fn note_confirmed(&mut self, assoc: u64) {
         if self.confirm.as_ref().is_none_or(|(of, ..)| *of != assoc) {
             return;
@@ -73,7 +82,7 @@ impl Node {
 
 impl Port {
     /// The largest datagram we can take, as told to peers.
-    fn receive_max(&self) -> u32 {
+    pub(super) fn receive_max(&self) -> u32 {
         let most = largest_datagram(&*self.driver, &self.pool);
         u32::try_from(most).unwrap_or(u32::MAX)
     }
@@ -91,13 +100,44 @@ impl Port {
         }
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::Malformed => self.stats.malformed += 1,
             Refusal::Forged => self.stats.forged += 1,
             Refusal::Mode => self.stats.mode_mismatch += 1,
+            Refusal::Version(_) => self.stats.version_mismatch += 1,
+            Refusal::Cluster { .. } => self.stats.cluster_mismatch += 1,
             Refusal::Stale => self.stats.handshake_stale += 1,
         }
+    }
+
+    /// Refuses a Hello, and notes why: each node that is set up wrongly sends some.
+    fn refuse_hello(&mut self, now_us: u64, from: SocketAddr, bytes: &[u8], refusal: Refusal) {
+        self.refuse(refusal);
+        let is_client = bytes.get(2) == Some(&(Class::Client as u8));
+        let fault = match refusal {
+            Refusal::Forged if is_client => PeerFault::ClientKey,
+            Refusal::Forged => PeerFault::NodeKey,
+            Refusal::Mode => PeerFault::Security {
+                theirs: bytes.get(3).copied().unwrap_or(0),
+                ours: self.security,
+            },
+            Refusal::Version(theirs) => PeerFault::Version {
+                theirs,
+                ours: crate::auth::VERSION,
+            },
+            Refusal::Cluster { .. } => PeerFault::Cluster,
+            Refusal::Malformed | Refusal::Stale => return,
+        };
+        self.warn(now_us, from, fault);
+    }
+
+    /// Notes a fault of the member at this address, or of a stranger.
+    fn warn(&mut self, now_us: u64, from: SocketAddr, fault: PeerFault) {
+        let mut members = self.nodes.iter().filter(|(_, node)| node.configured);
+        let member = members.find(|(_, node)| node.address == from);
+        let member = member.map(|(id, _)| *id);
+        self.warnings.note(now_us, from, member, fault);
     }
 
     /// Greets a node, unless that is under way.
@@ -127,9 +167,19 @@ impl Port {
         };
         let greeting = match self.auth.read_hello(bytes) {
             Ok(greeting) => greeting,
-            Err(refusal) => return self.refuse(refusal),
+            Err(refusal) => return self.refuse_hello(now_us, from, bytes, refusal),
         };
         if !self.acceptable(me, &greeting) {
+            if greeting.class == Class::Node {
+                let fault = match greeting.from == me {
+                    true => PeerFault::OwnId(me),
+                    false => PeerFault::WrongNode {
+                        wanted: greeting.to,
+                        found: me,
+                    },
+                };
+                self.warn(now_us, from, fault);
+            }
             return;
         }
         let max = self.receive_max();
@@ -151,6 +201,9 @@ impl Port {
     }
 
     pub(super) fn on_challenge(&mut self, now_us: u64, from: SocketAddr, bytes: &[u8]) {
+        if self.take_probe_answer(bytes) {
+            return;
+        }
         let (class, _) = self.class();
         // Few nodes, and a Challenge is rare: finding the Hello it answers needs no index.
         let answered = self.nodes.iter().find(|(_, node)| {
@@ -175,6 +228,9 @@ impl Port {
             self.stats.associations_refused += 1;
             return;
         };
+        if self.needs_authentication {
+            self.driver.note_authenticated(from, PeerClass::Node);
+        }
         let assoc_id = made.session.id;
         if self.assocs.contains_key(&assoc_id) {
             // Two ids alike by chance: the retry makes another.
@@ -184,6 +240,7 @@ impl Port {
         let assoc = Assoc {
             address: if configured { to } else { from },
             fixed: configured,
+            boot: made.boot,
             ..Assoc::new(now_us, Peer::Node(id), from, made.session, chunk)
         };
         self.assocs.insert(assoc_id, Box::new(assoc));
@@ -235,9 +292,13 @@ impl Port {
             Class::Node => Peer::Node(greeting.from),
             Class::Client => Peer::Client(id),
         };
+        if self.needs_authentication {
+            self.driver.note_authenticated(from, class_of(peer));
+        }
         let mut assoc = Assoc::new(now_us, peer, from, session, chunk);
         // Its Confirm proves that the initiator holds the keys.
         assoc.confirmed = true;
+        assoc.boot = greeting.boot;
         if let Peer::Node(node) = peer
             && let Some(node) = self.nodes.get(&node)
             && node.configured
@@ -294,9 +355,10 @@ impl Port {
         true
     }
 
-    /// Adds a node's newest association. Messages wait for it to be confirmed as long as there is another: whoever forges notices
-    /// can make us begin more of them than the other side accepts.
+    /// Adds a node's newest association. Messages wait for it to be confirmed as long as there is
+    /// another: whoever forges notices can make us begin more of them than the other side accepts.
     fn add_assoc(&mut self, now_us: u64, node_id: u64, assoc: u64, is_confirmed: bool) {
+        self.detect_duplicate_id(now_us, node_id, assoc);
         if let Some(node) = self.nodes.get_mut(&node_id) {
             node.assocs.push(assoc);
             if is_confirmed || node.current.is_none() {
@@ -307,6 +369,24 @@ impl Port {
             }
         }
         self.trim_node(now_us, node_id, NODE_ASSOCS);
+    }
+
+    /// Two processes with one id show in the order of their associations: one that was there before
+    /// the other and is there behind it. What was only restarted, or moved, never comes back as
+    /// what it was.
+    fn detect_duplicate_id(&mut self, now_us: u64, node_id: u64, assoc: u64) {
+        let Some((node, new)) = self.nodes.get(&node_id).zip(self.assocs.get(&assoc)) else {
+            return;
+        };
+        let known = node.assocs.iter().filter_map(|id| self.assocs.get(id));
+        let mut behind = known.skip_while(|old| old.boot != new.boot);
+        let other = behind.find(|old| old.boot != new.boot && old.source != new.source);
+        let Some(other) = other.map(|old| old.source) else {
+            return;
+        };
+        let (from, fault) = (new.source, PeerFault::SameId { id: node_id, other });
+        self.stats.duplicate_ids += 1;
+        self.warnings.note(now_us, from, Some(node_id), fault);
     }
 
     /// Drops a node's oldest associations beyond `keep` that are old enough.
@@ -360,7 +440,7 @@ impl Port {
         if let Some((_, confirm, retry)) = node.confirm.as_mut().filter(|(of, ..)| *of == id) {
             // Our data overtook the Confirm, or that was lost.
             let sent_us = retry.next_us - retry.interval_us;
-            if now_us.saturating_sub(sent_us) >= CONFIRM_AGAIN_US {
+            if now_us.saturating_sub(sent_us) >= RECONFIRM_US {
                 retry.next_us = now_us + retry.interval_us;
                 let (to, confirm) = (node.address, *confirm);
                 self.push_control(to, &confirm);
@@ -368,20 +448,20 @@ impl Port {
             return;
         }
         let soon = node
-            .heeded_us
-            .is_some_and(|at| now_us.saturating_sub(at) < HEED_EVERY_US);
+            .notice_handshake_us
+            .is_some_and(|at| now_us.saturating_sub(at) < NOTICE_HANDSHAKE_EVERY_US);
         let is_busy = node.hello.is_some() || node.confirm.is_some();
         if node.current != Some(id) || is_busy || soon {
             self.stats.notices_ignored += 1;
             return;
         }
-        node.heeded_us = Some(now_us);
+        node.notice_handshake_us = Some(now_us);
         self.stats.notices_heeded += 1;
         self.start_hello(now_us, node_id);
     }
 
     pub(super) fn run_timers(&mut self, now_us: u64) {
-        let mut next_us = u64::MAX;
+        let mut next_us = self.run_probe(now_us);
         let mut resend: Vec<(SocketAddr, [u8; CONFIRM_BYTES], usize)> = Vec::new();
         let mut dead = Vec::new();
         for node in self.nodes.values_mut() {
@@ -397,14 +477,15 @@ impl Port {
                         let mut bytes = [0; CONFIRM_BYTES];
                         bytes[..HELLO_BYTES].copy_from_slice(hello);
                         resend.push((node.address, bytes, HELLO_BYTES));
-                        retry.again(now_us);
+                        retry.back_off(now_us);
                     }
                     next_us = next_us.min(retry.next_us);
                 }
             }
             if let Some((assoc, confirm, retry)) = &mut node.confirm {
                 if now_us >= retry.give_up_us {
-                    // The responder never showed the keys. Back to an older association, or to shaking hands.
+                    // The responder never showed the keys. Back to an older association, or to
+                    // shaking hands.
                     let assoc = *assoc;
                     node.confirm = None;
                     node.assocs.retain(|id| *id != assoc);
@@ -416,7 +497,7 @@ impl Port {
                 } else {
                     if now_us >= retry.next_us {
                         resend.push((node.address, *confirm, CONFIRM_BYTES));
-                        retry.again(now_us);
+                        retry.back_off(now_us);
                     }
                     next_us = next_us.min(retry.next_us);
                 }
@@ -466,6 +547,8 @@ impl Assoc {
             made_us: now_us,
             used_us: now_us,
             confirmed: false,
+            source: address,
+            boot: [0; 16],
         }
     }
 }

@@ -6,7 +6,8 @@ use super::*;
 
 /// More slices than this in one datagram are copied together: the kernel takes 1024.
 const MAX_SLICES: usize = 256;
-/// After this many datagrams on one association fresh keys are made: with 64 KiB datagrams, 2^48 AES blocks.
+/// After this many datagrams on one association fresh keys are made: with 64 KiB datagrams, 2^48
+/// AES blocks.
 const REKEY_AFTER: u64 = 1 << 36;
 
 /// A message, or what is left of one.
@@ -39,7 +40,7 @@ impl<'a> Piece<'a> {
 
 /// What is left of a piece after a burst: the first datagram that did not go.
 #[derive(Clone, Copy)]
-pub(super) struct Left {
+pub(super) struct UnsentPiece {
     pub(super) piece: usize,
     pub(super) first: usize,
 }
@@ -50,10 +51,12 @@ struct Plan {
     /// Its slices in the list of all slices; the first is a place for the header.
     slices: std::ops::Range<usize>,
     header: usize,
-    /// Where its payload is in the scratch buffer, if it was copied; then its second slice is a place for it.
+    /// Where its payload is in the scratch buffer, if it was copied; then its second slice is a
+    /// place for it.
     copied: Option<std::ops::Range<usize>>,
     payload_bytes: usize,
-    /// The message's place among those of the burst, and the datagram's within it; none of a control datagram.
+    /// The message's place among those of the burst, and the datagram's within it; none of a
+    /// control datagram.
     of: Option<(usize, usize)>,
     /// The last datagram of its message.
     last: bool,
@@ -69,7 +72,7 @@ pub(super) struct Burst {
     /// The sequence number of each message's first datagram.
     pub(super) bases: SmallVec<[Option<u64>; 4]>,
     /// Of those that found their queue full.
-    pub(super) left: Vec<Left>,
+    pub(super) left: Vec<UnsentPiece>,
 }
 
 /// Buffers of a send call, kept for the next.
@@ -81,10 +84,11 @@ pub(super) struct Outbox {
 }
 
 impl Port {
-    /// Sends messages, all in one burst. A message to a node without an association waits in a bounded queue
-    /// for the handshake that it starts; what finds the driver's queue full waits in another, and goes with one of the next calls of
-    /// [`Port::poll`]. Returns how many were sent or queued; the others are counted in [`PortStats`] and gone. Even those sent may be lost
-    /// on the way.
+    /// Sends messages, all in one burst. A message to a node without an association waits in a
+    /// bounded queue for the handshake that it starts; what finds the driver's queue full waits in
+    /// another, and goes with one of the next calls of [`Port::poll`]. Returns how many were sent
+    /// or queued; the others are counted in [`PortStats`] and gone. Even those sent may be lost on
+    /// the way.
     ///
     /// # Errors
     /// The driver is unusable.
@@ -150,7 +154,8 @@ impl Port {
         self.transmit(now_us, &routed).map(|_| ())
     }
 
-    /// Handshake datagrams, then the messages, but for those that have to wait. Returns how many messages went out whole or wait.
+    /// Handshake datagrams, then the messages, but for those that have to wait. Returns how many
+    /// messages went out whole or wait.
     fn transmit(&mut self, now_us: u64, messages: &[Piece<'_>]) -> io::Result<usize> {
         if messages.is_empty() && self.control.is_empty() && self.greet.is_empty() {
             return Ok(0);
@@ -161,10 +166,10 @@ impl Port {
         let (behind, ahead): (Vec<Piece<'_>>, Vec<Piece<'_>>) = messages
             .iter()
             .copied()
-            .partition(|piece| self.waits_behind(piece));
+            .partition(|piece| self.must_queue_behind(piece));
         let mut done = self.transmit_now(now_us, &ahead)?;
         for piece in &behind {
-            done += usize::from(self.keep(now_us, piece, None, 0));
+            done += usize::from(self.defer(now_us, piece, None, 0));
         }
         Ok(done)
     }
@@ -172,8 +177,8 @@ impl Port {
     fn transmit_now(&mut self, now_us: u64, messages: &[Piece<'_>]) -> io::Result<usize> {
         let burst = self.burst(now_us, messages)?;
         let mut done = burst.sent;
-        for Left { piece, first } in burst.left {
-            let kept = self.keep(now_us, &messages[piece], burst.bases[piece], first);
+        for UnsentPiece { piece, first } in burst.left {
+            let kept = self.defer(now_us, &messages[piece], burst.bases[piece], first);
             done += usize::from(kept);
         }
         Ok(done)
@@ -257,7 +262,7 @@ impl Port {
                 match plan.of {
                     None => self.stats.send_dropped += 1,
                     Some((piece, _)) if burst.left.last().is_some_and(|it| it.piece == piece) => {}
-                    Some((piece, first)) => burst.left.push(Left { piece, first }),
+                    Some((piece, first)) => burst.left.push(UnsentPiece { piece, first }),
                 }
             }
             self.stats.messages_sent += burst.sent as u64;
@@ -270,8 +275,9 @@ impl Port {
     }
 }
 
-/// Cuts a message, or what is left of one, into datagrams and makes their headers and tags; `None` is an empty control datagram.
-/// Returns the sequence number of the message's first datagram, and the payload bytes copied.
+/// Cuts a message, or what is left of one, into datagrams and makes their headers and tags; `None`
+/// is an empty control datagram. Returns the sequence number of the message's first datagram, and
+/// the payload bytes copied.
 fn seal<'a>(
     assoc: &mut Assoc,
     id: u64,

@@ -1,7 +1,7 @@
 //! What was read from a connection and not cut into datagrams yet.
 //!
-//! It is read into buffers that the connections share: anybody can connect and send a little, so what a connection keeps is in
-//! proportion to what it sent.
+//! It is read into buffers that the connections share: anybody can connect and send a little, so
+//! what a connection keeps is in proportion to what it sent.
 
 use std::io::{self, Read};
 

@@ -1,4 +1,5 @@
-//! How sockets are bound: in which ways the first of all is tried, and how many frames each queue and port has.
+//! How sockets are bound: in which ways the first of all is tried, and how many frames each queue
+//! and port has.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,7 +8,7 @@ use super::socket::{self, BUSY_TRIES, Binding, Sizes, Socket};
 
 /// A way to bind the socket that the memory is registered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct BindMode {
     /// Packets may lie in several buffers.
     pub(crate) multi_buffer: bool,
     /// The card reads and writes the memory itself; otherwise the kernel copies.
@@ -16,12 +17,13 @@ pub(crate) struct Way {
 
 /// What decides about the ways.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct BindRequirements {
     /// More than one socket will be on each queue.
     pub(super) several_ports: bool,
     /// The card may read and write the memory itself, if it can.
     pub(super) zero_copy: bool,
-    /// Memory is registered with chunks at any place: frames are not themselves the kernel's chunks, or only the kernel is to copy.
+    /// Memory is registered with chunks at any place: frames are not themselves the kernel's
+    /// chunks, or only the kernel is to copy.
     pub(super) unaligned: bool,
     /// The program runs in the card's driver.
     pub(super) native: bool,
@@ -31,34 +33,37 @@ pub(super) struct Wanted {
     pub(super) multi_buffer: bool,
 }
 
-/// The ways to try, best first. What the card and the kernel know shows only in trying; the last one is known to all.
-pub(super) fn ways(wanted: Wanted) -> Vec<Way> {
-    let way = |multi_buffer, zero_copy| Way {
+/// The ways to try, best first. What the card and the kernel know shows only in trying; the last
+/// one is known to all.
+pub(super) fn bind_modes(wanted: BindRequirements) -> Vec<BindMode> {
+    let way = |multi_buffer, zero_copy| BindMode {
         multi_buffer,
         zero_copy,
     };
-    // A chunk across two pages that do not lie side by side for the card is taken out of the fill ring and never comes back.
-    // And without a program of ours in its driver a card does not serve our rings.
+    // A chunk across two pages that do not lie side by side for the card is taken out of the fill
+    // ring and never comes back. And without a program of ours in its driver a card does not serve
+    // our rings.
     let may_zero_copy = wanted.zero_copy && wanted.native && !wanted.unaligned;
-    let mut ways = Vec::new();
+    let mut bind_modes = Vec::new();
     if wanted.multi_buffer {
-        // Of several sockets on a queue the kernel takes 32 descriptors each in turn for the card, in the middle of a packet
-        // too: what goes out is then made of pieces of two.
+        // Of several sockets on a queue the kernel takes 32 descriptors each in turn for the card,
+        // in the middle of a packet too: what goes out is then made of pieces of two.
         if may_zero_copy && !wanted.several_ports {
-            ways.push(way(true, true));
+            bind_modes.push(way(true, true));
         }
-        // Zero-copy for packets in one buffer, where that is all that the card knows or may be asked.
+        // Zero-copy for packets in one buffer, where that is all that the card knows or may be
+        // asked.
         if may_zero_copy && !wanted.long_packets {
-            ways.push(way(false, true));
+            bind_modes.push(way(false, true));
         }
-        ways.push(way(true, false));
+        bind_modes.push(way(true, false));
     }
     // As asked for; or a kernel before 6.6.
-    if may_zero_copy && !ways.contains(&way(false, true)) {
-        ways.push(way(false, true));
+    if may_zero_copy && !bind_modes.contains(&way(false, true)) {
+        bind_modes.push(way(false, true));
     }
-    ways.push(way(false, false));
-    ways
+    bind_modes.push(way(false, false));
+    bind_modes
 }
 
 /// Binds one more socket to the queue of another one.
@@ -66,31 +71,32 @@ pub(super) fn beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io
     let mut socket = Socket::new(socket::create()?, sizes)?;
     let binding = Binding::Shared(first.fd().as_raw_fd());
     socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
-    send_apart(&mut socket, index, queue, sizes);
+    open_send_socket(&mut socket, index, queue, sizes);
     Ok(socket)
 }
 
 /// Has a bound socket send by one of its own, where the kernel copies.
-pub(super) fn send_apart(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
+pub(super) fn open_send_socket(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
     if !socket.is_zero_copy() {
         // Refused, it goes as well, only not as quickly.
-        let _ = socket.send_apart(index, queue, sizes);
+        let _ = socket.open_send_socket(index, queue, sizes);
     }
 }
 
 /// Frames offered for each queue, as far as that gives each port enough.
-const USUALLY_OFFERED: u32 = 2048;
-/// The same where packets were lost for want of them: a client has up to 1024 requests under way, and there are several.
-const MOST_OFFERED: u32 = 4096;
-/// The fewest that are offered while a loop takes its packets quickly: what one client may have under way comes all at once where what was
-/// answered before was answered together.
-pub(super) const LEAST_OFFERED: u32 = 1280;
+const DEFAULT_FILL_FRAMES: u32 = 2048;
+/// The same where packets were lost for want of them: a client has up to 1024 requests under way,
+/// and there are several.
+const MAX_FILL_FRAMES: u32 = 4096;
+/// The fewest that are offered while a loop takes its packets quickly: what one client may have
+/// under way comes all at once where what was answered before was answered together.
+pub(super) const MIN_FILL_FRAMES: u32 = 1280;
 /// Entries of a port's receive ring at least.
-const LEAST_RING: u32 = 16;
+const MIN_RING: u32 = 16;
 
 /// How many frames a queue has to receive into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
+pub(super) struct FillSizing {
     /// Frames to keep with the kernel.
     pub(super) frames: u32,
     /// The most that it may become.
@@ -101,27 +107,30 @@ pub(super) struct Offer {
     pub(super) receive: u32,
 }
 
-/// The offer of a queue whose share of the pool is so many frames. `None`: too few for so many ports.
-pub(super) fn offer(share: u32, ports: u16) -> Option<Offer> {
+/// The offer of a queue whose share of the pool is so many frames. `None`: too few for so many
+/// ports.
+pub(super) fn offer(share: u32, ports: u16) -> Option<FillSizing> {
     let ports = u32::from(ports.max(1));
-    let least = LEAST_RING * ports;
+    let least = MIN_RING * ports;
     if ports > 1 && share / 2 < least {
         return None;
     }
-    // With those for headers a queue keeps five eighths of its share at most: the log is to have some, and so is what is under way.
+    // With those for headers a queue keeps five eighths of its share at most: the log is to have
+    // some, and so is what is under way.
     let part = if ports == 1 { share / 2 } else { share / 4 };
-    let frames = part.clamp(least, USUALLY_OFFERED.max(least));
+    let frames = part.clamp(least, DEFAULT_FILL_FRAMES.max(least));
     let most = match ports {
-        1 => part.clamp(frames, MOST_OFFERED.max(frames)),
+        1 => part.clamp(frames, MAX_FILL_FRAMES.max(frames)),
         _ => frames,
     };
-    // A port whose thread does not come keeps what its ring holds. All others' rings together are shorter than the
-    // offer by a ring, so that frames are left for this one; what is too much for a ring the kernel drops, and keeps its frames.
+    // A port whose thread does not come keeps what its ring holds. All others' rings together are
+    // shorter than the offer by a ring, so that frames are left for this one; what is too much for
+    // a ring the kernel drops, and keeps its frames.
     let receive = match ports {
         1 => most.next_power_of_two(),
         _ => 1 << (frames / ports).ilog2(),
     };
-    Some(Offer {
+    Some(FillSizing {
         frames,
         most,
         fill: most.next_power_of_two(),
@@ -138,8 +147,8 @@ mod tests {
     const WAKEUP: u16 = 8;
     const SEVERAL: u16 = 16;
 
-    fn all() -> impl Iterator<Item = Wanted> {
-        (0..64u8).map(|bits| Wanted {
+    fn all() -> impl Iterator<Item = BindRequirements> {
+        (0..64u8).map(|bits| BindRequirements {
             zero_copy: bits & 32 != 0,
             several_ports: bits & 1 != 0,
             unaligned: bits & 2 != 0,
@@ -149,9 +158,9 @@ mod tests {
         })
     }
 
-    fn flags(wanted: Wanted) -> Vec<u16> {
-        let ways = ways(wanted).into_iter();
-        ways.map(|way| Binding::Own(way).flags()).collect()
+    fn flags(wanted: BindRequirements) -> Vec<u16> {
+        let bind_modes = bind_modes(wanted).into_iter();
+        bind_modes.map(|way| Binding::Own(way).flags()).collect()
     }
 
     #[test]

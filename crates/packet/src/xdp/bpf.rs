@@ -1,4 +1,5 @@
-//! The few uses of bpf(2) that the driver needs: a map of sockets, a program, and its attachment to an interface.
+//! The few uses of bpf(2) that the driver needs: a map of sockets, a program, and its attachment to
+//! an interface.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -98,7 +99,8 @@ unsafe fn call(command: i32, attributes: &mut Attributes) -> io::Result<i32> {
 /// # Safety
 /// As for [`call`].
 unsafe fn open(command: i32, attributes: &mut Attributes) -> io::Result<OwnedFd> {
-    // SAFETY: the addresses are the caller's promise; the descriptor answered is new and nobody else's.
+    // SAFETY: the addresses are the caller's promise; the descriptor answered is new and nobody
+    // else's.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
@@ -125,8 +127,8 @@ pub(crate) fn set_socket(map: &OwnedFd, place: u32, socket: &OwnedFd) -> io::Res
     unsafe { call(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
 }
 
-/// From now on packets that the program sends to this place go to the kernel. Nothing can be done about a refusal: there is no
-/// socket at this place then.
+/// From now on packets that the program sends to this place go to the kernel. Nothing can be done
+/// about a refusal: there is no socket at this place then.
 pub(crate) fn clear_socket(map: &OwnedFd, place: u32) {
     let mut attributes = Attributes::new().u32(0, raw(map)).u64(8, address(&place));
     // SAFETY: the key is four bytes, as the map was made, and lives for the call.
@@ -135,8 +137,8 @@ pub(crate) fn clear_socket(map: &OwnedFd, place: u32) {
 
 /// Returns when programs that may have seen a map as it was are through with their packets.
 pub(crate) fn wait_for_programs() {
-    // The kernel lets all CPUs finish what they are at, received packets among it, before it answers.
-    // SAFETY: no memory is passed.
+    // The kernel lets all CPUs finish what they are at, received packets among it, before it
+    // answers. SAFETY: no memory is passed.
     let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if rc != 0 {
         // Not where CPUs run without ticks. A turn of receiving takes two ticks at most.
@@ -144,8 +146,9 @@ pub(crate) fn wait_for_programs() {
     }
 }
 
-/// Has the kernel check and take a program. `frags`: one that understands packets in several buffers, if the kernel does;
-/// the second answer says whether. That is since Linux 5.18, while sockets understand them since 6.6 only.
+/// Has the kernel check and take a program. `frags`: one that understands packets in several
+/// buffers, if the kernel does; the second answer says whether. That is since Linux 5.18, while
+/// sockets understand them since 6.6 only.
 pub(crate) fn load(code: &[Instruction], frags: bool) -> io::Result<(OwnedFd, bool)> {
     load_as(code, PROGRAM_NAME, frags)
 }
@@ -165,7 +168,8 @@ pub(crate) fn load_as(
             .u32(44, flags)
             .bytes(48, name)
             .u32(68, ATTACH_XDP);
-        // SAFETY: instructions and licence live for the call and are as long as said, the latter by its zero byte.
+        // SAFETY: instructions and licence live for the call and are as long as said, the latter by
+        // its zero byte.
         unsafe { open(PROG_LOAD, &mut attributes) }
     };
     if frags {
@@ -178,8 +182,8 @@ pub(crate) fn load_as(
     load(0).map(|program| (program, false))
 }
 
-/// Attaches a program to an interface for as long as the descriptor answered lives: the kernel detaches it when this
-/// process ends, however it ends.
+/// Attaches a program to an interface for as long as the descriptor answered lives: the kernel
+/// detaches it when this process ends, however it ends.
 pub(crate) fn attach(program: &OwnedFd, interface: u32, mode: u32) -> io::Result<OwnedFd> {
     let mut attributes = Attributes::new()
         .u32(0, raw(program))
@@ -201,7 +205,8 @@ pub(crate) fn name_of(program_id: u32) -> io::Result<Vec<u8>> {
         .u32(0, raw(&program))
         .u32(4, 96)
         .u64(8, (&raw mut info) as usize as u64);
-    // SAFETY: the kernel writes at most the 96 bytes said, into an array that is longer and lives for the call.
+    // SAFETY: the kernel writes at most the 96 bytes said, into an array that is longer and lives
+    // for the call.
     unsafe { call(OBJ_GET_INFO_BY_FD, &mut attributes)? };
     let name = &info.0[64..80];
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(16);
@@ -215,13 +220,14 @@ pub(crate) fn test_run(program: &OwnedFd, packet: &[u8]) -> io::Result<i32> {
         .u32(0, raw(program))
         .u32(8, packet.len() as u32)
         .u64(16, address(packet));
-    // SAFETY: the packet lives for the call and is as long as said; no room for an output packet is given.
+    // SAFETY: the packet lives for the call and is as long as said; no room for an output packet is
+    // given.
     unsafe { call(PROG_TEST_RUN, &mut attributes)? };
     Ok(attributes.read_u32(4) as i32)
 }
 
-/// The kernel's bounds on locked memory do not apply to maps and UMEM of kernels that count them elsewhere; for the
-/// others they are lifted, if we may.
+/// The kernel's bounds on locked memory do not apply to maps and UMEM of kernels that count them
+/// elsewhere; for the others they are lifted, if we may.
 pub(crate) fn lift_memory_limit() {
     let unlimited = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,

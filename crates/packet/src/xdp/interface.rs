@@ -58,8 +58,9 @@ fn addresses(
     }
 }
 
-/// Attaches the program, in the card's driver where that can; answers whether it could. A program of ours that an
-/// earlier process has left behind is replaced, where its name may be asked for; one that is just going is waited for.
+/// Attaches the program, in the card's driver where that can; answers whether it could. A program
+/// of ours that an earlier process has left behind is replaced, where its name may be asked for;
+/// one that is just going is waited for.
 pub(super) fn attach(
     netlink: &mut Netlink,
     program: &OwnedFd,
@@ -82,7 +83,7 @@ pub(super) fn attach(
         match error.raw_os_error() {
             Some(libc::EBUSY | libc::EEXIST) => {
                 tries += 1;
-                make_way(netlink, link, name, tries)?;
+                detach_previous_program(netlink, link, name, tries)?;
             }
             Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE) if native => native = false,
             _ => return Err(XdpError::of("attach the XDP program")(error)),
@@ -91,14 +92,15 @@ pub(super) fn attach(
 }
 
 /// Sees to it that no other program is attached, if that is ours to decide.
-fn make_way(
+fn detach_previous_program(
     netlink: &mut Netlink,
     link: &Link,
     interface: &str,
     tries: u32,
 ) -> Result<(), XdpError> {
     let what = || XdpError::of("look at the attached XDP program");
-    // Gone meanwhile, unless the kernel goes on to refuse for a reason of its own, a program of the bond above, say.
+    // Gone meanwhile, unless the kernel goes on to refuse for a reason of its own, a program of the
+    // bond above, say.
     let gone = || match tries > DETACH_TRIES {
         true => Err(XdpError::Refused(interface.to_owned())),
         false => {
@@ -113,7 +115,8 @@ fn make_way(
         Ok(name) => name,
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOENT) => return gone(),
-            // To ask for it takes CAP_SYS_ADMIN, which is not needed for anything else. It may be ours, and just going.
+            // To ask for it takes CAP_SYS_ADMIN, which is not needed for anything else. It may be
+            // ours, and just going.
             Some(libc::EPERM) if tries <= DETACH_TRIES => {
                 std::thread::sleep(DETACH_PAUSE);
                 return Ok(());
@@ -137,7 +140,8 @@ fn make_way(
     if tries > DETACH_TRIES {
         return Err(XdpError::InUse(interface.to_owned()));
     }
-    // Attached without a process that keeps it: nobody serves it any more. One that a process keeps is refused here.
+    // Attached without a process that keeps it: nobody serves it any more. One that a process keeps
+    // is refused here.
     let mode = if in_driver {
         bpf::MODE_NATIVE
     } else {
@@ -150,7 +154,7 @@ fn make_way(
 }
 
 /// An interface that is fit for use.
-pub(super) struct Fit {
+pub(super) struct UsableInterface {
     pub(super) name: String,
     pub(super) link: Link,
     pub(super) mac: [u8; 6],
@@ -160,12 +164,12 @@ pub(super) struct Fit {
 }
 
 /// Looks at an interface.
-pub(super) fn look(
+pub(super) fn inspect(
     netlink: &mut Netlink,
     name: &str,
     address: SocketAddr,
     queues: u32,
-) -> Result<Fit, XdpError> {
+) -> Result<UsableInterface, XdpError> {
     let name = name.to_owned();
     let link = find_link(netlink, &name)?;
     let Some(mac) = link.mac.filter(|mac| *mac != [0; 6]) else {
@@ -182,7 +186,7 @@ pub(super) fn look(
         });
     }
     let ours = addresses(netlink, &link, &name, address)?;
-    Ok(Fit {
+    Ok(UsableInterface {
         name,
         link,
         mac,

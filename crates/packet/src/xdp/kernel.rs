@@ -43,7 +43,8 @@ impl KernelSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Sends a datagram; false when the socket's queue is full. One that the network refuses is counted and lost.
+    /// Sends a datagram; false when the socket's queue is full. One that the network refuses is
+    /// counted and lost.
     pub(crate) fn send(&mut self, datagram: Datagram<'_>, stats: &mut DriverStats) -> bool {
         stats.by_kernel += 1;
         stats.send_calls += 1;

@@ -1,11 +1,12 @@
-//! Datagrams straight between an interface's queues and the pool's frames, past the kernel's network stack (AF_XDP).
+//! Datagrams straight between an interface's queues and the pool's frames, past the kernel's
+//! network stack (AF_XDP).
 //!
 //! ```text
 //! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs, interface.rs
 //!   Queue     one port's part in a receive queue                         queue.rs
 //!     Packet  one to send, in the making                                 packet.rs
 //!     bind    the ways to bind a socket, and the frames it gets          bind.rs, version.rs
-//!     Books   frames lent to the kernel and taken back                   books.rs
+//!     UmemFrames  frames lent to the kernel and taken back               umem_frames.rs
 //!     Socket  its rings and the registered memory; where the kernel
 //!             copies, one to receive by and one to send by               socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
@@ -17,7 +18,6 @@
 //! //= cyclone §4.1, §4.2
 
 mod bind;
-mod books;
 mod bpf;
 mod error;
 mod interface;
@@ -32,6 +32,7 @@ mod routes;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod umem_frames;
 mod version;
 
 use std::io;
@@ -53,7 +54,8 @@ use self::routes::Routes;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::sys;
 
-/// The kernel's own socket is looked at when it is known to be readable, and once in so many calls: a system call each.
+/// The kernel's own socket is looked at when it is known to be readable, and once in so many calls:
+/// a system call each.
 const KERNEL_EVERY: u32 = 64;
 /// The same while a loop does nothing but look, at most: the rarer the longer it has had nothing.
 const KERNEL_SELDOM: u32 = 1024;
@@ -69,10 +71,12 @@ struct Card {
     first_queue: usize,
 }
 
-/// A port on queues of one or several interfaces as a [`Driver`]. One process has an interface, for one port or several in a row
-/// ([`XdpDriver::open_ports`]); when it ends, however it ends, the kernel takes the program off the interface.
+/// A port on queues of one or several interfaces as a [`Driver`]. One process has an interface, for
+/// one port or several in a row ([`XdpDriver::open_ports`]); when it ends, however it ends, the
+/// kernel takes the program off the interface.
 pub struct XdpDriver {
-    // Off the interfaces first (where it is the last of several ports), then the sockets, then the frames.
+    // Off the interfaces first (where it is the last of several ports), then the sockets, then the
+    // frames.
     cards: Arc<Vec<Card>>,
     queues: Vec<Queue>,
     kernel: KernelSocket,
@@ -90,7 +94,8 @@ pub struct XdpDriver {
     /// Queue that is looked at first, so that none starves.
     first: usize,
     calls: u32,
-    /// Looks in vain since the kernel's own socket was asked, and how many there are to be before it is asked again.
+    /// Looks in vain since the kernel's own socket was asked, and how many there are to be before
+    /// it is asked again.
     looks: u32,
     looks_wanted: u32,
     /// The kernel's own socket may have something.
@@ -159,7 +164,7 @@ impl XdpDriver {
             pushed = queue.push(&self.pool, template, datagram.parts, stats);
         }
         match pushed {
-            Pushed::Yes => stats.sent += 1,
+            Pushed::Queued => stats.sent += 1,
             Pushed::TooLong => stats.send_errors += 1,
             Pushed::Full => self.full[way] = true,
         }
@@ -168,7 +173,8 @@ impl XdpDriver {
 }
 
 impl Drop for XdpDriver {
-    /// Where other ports go on, no packet comes to this one's sockets any more when their rings are looked at for the last time.
+    /// Where other ports go on, no packet comes to this one's sockets any more when their rings are
+    /// looked at for the last time.
     fn drop(&mut self) {
         if Arc::strong_count(&self.cards) == 1 {
             return;
@@ -184,11 +190,12 @@ impl Drop for XdpDriver {
 }
 
 impl Driver for XdpDriver {
-    /// One full queue does not keep the others' datagrams back: what finds its queue full is counted and skipped
-    /// ([`Driver::skipped`]). Only those skipped at the end are not among the taken.
+    /// One full queue does not keep the others' datagrams back: what finds its queue full is
+    /// counted and skipped ([`Driver::skipped`]). Only those skipped at the end are not among the
+    /// taken.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now = Instant::now();
-        self.routes.hear(now);
+        self.routes.drain_answers(now);
         self.full.fill(false);
         self.skipped.clear();
         let mut taken: usize = 0;
@@ -215,7 +222,7 @@ impl Driver for XdpDriver {
         &self.skipped
     }
 
-    fn has_queues_apart(&self) -> bool {
+    fn is_multiqueue(&self) -> bool {
         true
     }
 
@@ -233,8 +240,8 @@ impl Driver for XdpDriver {
         let max = max.min(self.burst);
         self.calls = self.calls.wrapping_add(1);
         let asks = self.calls.is_multiple_of(KERNEL_EVERY) || self.kernel_is_readable;
-        // Full queues leave the kernel's socket a part of its burst. Of one datagram there are no parts: then it has its turn when
-        // they have nothing.
+        // Full queues leave the kernel's socket a part of its burst. Of one datagram there are no
+        // parts: then it has its turn when they have nothing.
         let kept = match asks && max > 1 {
             true => KERNEL_BURST.min(max.div_ceil(4)),
             false => 0,
@@ -269,11 +276,11 @@ impl Driver for XdpDriver {
         Ok(out.len() - before)
     }
 
-    fn finds_nothing(&mut self) -> bool {
+    fn rx_is_empty(&mut self) -> bool {
         self.looks = self.looks.saturating_add(1);
         let pool = &self.pool;
         let mut queues = self.queues.iter_mut();
-        !self.kernel_is_readable && queues.all(|queue| queue.finds_nothing(pool))
+        !self.kernel_is_readable && queues.all(|queue| queue.rx_is_empty(pool))
     }
 
     fn fds(&self) -> Vec<RawFd> {
@@ -283,7 +290,7 @@ impl Driver for XdpDriver {
         fds
     }
 
-    fn note_readable(&mut self, fd: RawFd) {
+    fn on_readable(&mut self, fd: RawFd) {
         self.kernel_is_readable |= fd == self.kernel.fd();
     }
 
@@ -299,7 +306,7 @@ impl Driver for XdpDriver {
             .min(self.max_datagram)
     }
 
-    fn scatters(&self) -> Option<usize> {
+    fn supports_multi_slice(&self) -> Option<usize> {
         Some(self.frame_room)
     }
 
@@ -311,8 +318,8 @@ impl Driver for XdpDriver {
         self.queues.iter().map(Queue::frames_kept).sum()
     }
 
-    fn frames_owed(&self) -> u32 {
-        self.queues.iter().map(Queue::frames_owed).sum()
+    fn deferred_frames(&self) -> u32 {
+        self.queues.iter().map(Queue::deferred_frames).sum()
     }
 
     fn describe(&self) -> String {

@@ -1,4 +1,5 @@
-//! Questions to the kernel about interfaces, addresses, routes and neighbours (rtnetlink), one at a time.
+//! Questions to the kernel about interfaces, addresses, routes and neighbours (rtnetlink), one at a
+//! time.
 //!
 //! ```text
 //! message     length u32 · type u16 · flags u16 · sequence u32 · port u32 · body · attributes
@@ -51,7 +52,8 @@ const ROUTE_UNICAST: u8 = 1;
 const NEIGHBOUR_BODY: usize = 12;
 const NEIGHBOUR_DESTINATION: u16 = 1;
 const NEIGHBOUR_ADDRESS: u16 = 2;
-/// Permanent, no ARP, reachable, stale, delay, probe: states in which the kernel itself would use the address.
+/// Permanent, no ARP, reachable, stale, delay, probe: states in which the kernel itself would use
+/// the address.
 const NEIGHBOUR_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x04 | 0x08 | 0x10;
 /// Nobody has made sure of the address lately, nor does anybody.
 const NEIGHBOUR_STALE: u16 = 0x04;
@@ -247,7 +249,8 @@ impl Netlink {
         }
     }
 
-    /// Sends a question and shows `each` the messages of the answer: their type, and what follows their header.
+    /// Sends a question and shows `each` the messages of the answer: their type, and what follows
+    /// their header.
     fn ask(&mut self, mut message: Message, mut each: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let length = message.bytes.len() as u32;
@@ -425,7 +428,8 @@ impl Netlink {
         self.ask(message, |_, _| {})
     }
 
-    /// Attaches a program to an interface in the way that outlives this process, or detaches it (`-1`).
+    /// Attaches a program to an interface in the way that outlives this process, or detaches it
+    /// (`-1`).
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use cyclone_pmem::Region;
 use cyclone_pmem::pool::Pool;
 
-use super::bind::{self, Offer, Wanted};
+use super::bind::{self, BindRequirements, FillSizing};
 use super::error::XdpError;
-use super::interface::{Fit, attach, find_link, look, open_netlink};
+use super::interface::{UsableInterface, attach, find_link, inspect, open_netlink};
 use super::kernel::KernelSocket;
 use super::netlink::Netlink;
 use super::queue::{Queue, QueueOptions};
@@ -47,7 +47,8 @@ const MOST_DATAGRAM: usize = 65_000;
 pub struct XdpOptions {
     /// The interfaces' names. Each carries the datagrams of the destinations that are routed by it.
     pub interfaces: Vec<String>,
-    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go by the kernel.
+    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go by the
+    /// kernel.
     pub queues: u32,
     /// Datagrams received at once, and sent with one system call, at most.
     pub burst: usize,
@@ -58,7 +59,8 @@ pub struct XdpOptions {
 }
 
 impl XdpOptions {
-    /// One queue of this interface, or of each of several (their names between commas), in bursts of 32.
+    /// One queue of this interface, or of each of several (their names between commas), in bursts
+    /// of 32.
     //= cyclone §4.2
     pub fn new(interface: impl AsRef<str>) -> XdpOptions {
         let names = interface.as_ref().split(',');
@@ -71,8 +73,8 @@ impl XdpOptions {
         }
     }
 
-    /// The frame size that suits this interface: a packet in one frame if frames of 2 KiB hold it, else as large as the
-    /// kernel takes them.
+    /// The frame size that suits this interface: a packet in one frame if frames of 2 KiB hold it,
+    /// else as large as the kernel takes them.
     ///
     /// # Errors
     /// No such interface.
@@ -91,7 +93,8 @@ impl XdpOptions {
     }
 }
 
-/// The memory of a pool as the kernel is told it: for cards that read and write it themselves, if frames are chunks as they take them.
+/// The memory of a pool as the kernel is told it: for cards that read and write it themselves, if
+/// frames are chunks as they take them.
 pub(super) fn umem(pool: &Pool, ip: IpAddr, zero_copy: bool) -> Result<Umem, XdpError> {
     let (bytes, count) = (pool.frame_bytes(), pool.count());
     let (address, len) = pool.span();
@@ -108,7 +111,8 @@ pub(super) fn umem(pool: &Pool, ip: IpAddr, zero_copy: bool) -> Result<Umem, Xdp
     Ok(Umem {
         address,
         len,
-        // Never longer than a frame: the kernel writes as far as the chunk goes. Unaligned ones have any length up to a page.
+        // Never longer than a frame: the kernel writes as far as the chunk goes. Unaligned ones
+        // have any length up to a page.
         chunk_bytes: bytes.min(LARGE_CHUNK),
         unaligned: !(aligned && zero_copy),
         headroom: headroom as u32,
@@ -118,8 +122,8 @@ pub(super) fn umem(pool: &Pool, ip: IpAddr, zero_copy: bool) -> Result<Umem, Xdp
 /// Registers a pool's memory with a new socket.
 fn register(umem: &Umem) -> io::Result<OwnedFd> {
     let fd = socket::create()?;
-    // SAFETY: the driver holds the pool for longer than its sockets, and holds the handle of every frame that the
-    // kernel has been given.
+    // SAFETY: the driver holds the pool for longer than its sockets, and holds the handle of every
+    // frame that the kernel has been given.
     unsafe { socket::register(&fd, umem)? };
     Ok(fd)
 }
@@ -137,7 +141,7 @@ fn own_pool(frame_bytes: u32) -> Result<Pool, XdpError> {
 
 /// What the sockets may try.
 #[derive(Clone, Copy)]
-struct May {
+struct AllowedModes {
     zero_copy: bool,
     multi_buffer: bool,
 }
@@ -152,7 +156,7 @@ struct Shared<'a> {
     queues: Vec<Vec<Queue>>,
     /// Frames per queue, and those of them to receive into.
     share: u32,
-    offer: Offer,
+    offer: FillSizing,
     /// The first port.
     port: u16,
     /// Whether packets may lie in several buffers. The first socket to be bound decides for all.
@@ -169,7 +173,7 @@ struct Shared<'a> {
 
 impl Shared<'_> {
     /// Binds a socket to a queue for each port.
-    fn bind(&mut self, fit: &Fit, queue: u32) -> Result<(), XdpError> {
+    fn bind(&mut self, fit: &UsableInterface, queue: u32) -> Result<(), XdpError> {
         let sizes = Sizes {
             fill: self.offer.fill,
             receive: self.offer.receive,
@@ -196,7 +200,7 @@ impl Shared<'_> {
             None => self.bind_next(index, queue, sizes),
         };
         let (mut socket, rings) = bound.map_err(cannot)?;
-        bind::send_apart(&mut socket, index, queue, sizes);
+        bind::open_send_socket(&mut socket, index, queue, sizes);
         let mut options = QueueOptions {
             chunk_bytes: self.umem.chunk_bytes,
             multi_buffer: self.multi_buffer,
@@ -207,9 +211,10 @@ impl Shared<'_> {
                 false => self.offer.most,
             },
             least_offer: match socket.is_zero_copy() || self.queues.len() > 1 {
-                // A card takes what it is offered ahead; of several ports one that stands still may have them all.
+                // A card takes what it is offered ahead; of several ports one that stands still may
+                // have them all.
                 true => self.offer.frames,
-                false => self.offer.frames.min(bind::LEAST_OFFERED),
+                false => self.offer.frames.min(bind::MIN_FILL_FRAMES),
             },
             // The log may have most of the pool: then a queue leaves the next ones their part.
             first: self.pool.free() / self.queues_left.max(1),
@@ -229,7 +234,8 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Binds the socket that the memory is registered with, in the best way that the card and the kernel know.
+    /// Binds the socket that the memory is registered with, in the best way that the card and the
+    /// kernel know.
     fn bind_first(
         &mut self,
         fd: OwnedFd,
@@ -242,7 +248,7 @@ impl Shared<'_> {
             let rings = QueueRings::new(&socket, sizes)?;
             Ok::<_, io::Error>((socket, rings))
         };
-        let ways = bind::ways(Wanted {
+        let bind_modes = bind::bind_modes(BindRequirements {
             several_ports: self.queues.len() > 1,
             zero_copy: self.zero_copy,
             unaligned: self.umem.unaligned,
@@ -254,12 +260,13 @@ impl Shared<'_> {
         let mut patience = BUSY_TRIES;
         let mut is_marked = false;
         let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
-        for way in ways {
+        for way in bind_modes {
             let umem = Umem {
                 unaligned: !way.zero_copy,
                 ..self.umem
             };
-            // What was refused with several buffers has left its mark on the socket's memory, so another one is needed.
+            // What was refused with several buffers has left its mark on the socket's memory, so
+            // another one is needed.
             if umem.unaligned != self.umem.unaligned || (is_marked && !way.multi_buffer) {
                 match register(&umem) {
                     Ok(fd) => {
@@ -270,8 +277,9 @@ impl Shared<'_> {
                         refusal = error;
                         continue;
                     }
-                    // No room for both. The kernel takes this way all the same, more slowly; and the program leaves it packets in one buffer only,
-                    // where that is all that is asked for.
+                    // No room for both. The kernel takes this way all the same, more slowly; and
+                    // the program leaves it packets in one buffer only, where that is all that is
+                    // asked for.
                     Err(_) => {}
                 }
             }
@@ -283,7 +291,8 @@ impl Shared<'_> {
                 Err(error) => error,
             };
             is_marked = way.multi_buffer;
-            // What the card cannot, the kernel may; and a kernel before 6.6 knows no packets in several buffers.
+            // What the card cannot, the kernel may; and a kernel before 6.6 knows no packets in
+            // several buffers.
             let no_buffers = way.multi_buffer && refusal.raw_os_error() == Some(libc::EINVAL);
             if !way.zero_copy && !no_buffers {
                 break;
@@ -304,7 +313,7 @@ impl Shared<'_> {
 
     /// Bytes of a datagram that fits, whatever the interfaces say.
     fn longest_datagram(&self) -> usize {
-        let sent = self.queues[0].iter().map(Queue::longest_packet).min();
+        let sent = self.queues[0].iter().map(Queue::max_packet_bytes).min();
         let received = match self.multi_buffer {
             // All pieces of a packet come into the ring, or none, each in a frame that was offered.
             true => {
@@ -329,9 +338,10 @@ pub(super) fn payload_room(umem: &Umem, ip: IpAddr) -> usize {
 }
 
 impl XdpDriver {
-    /// Takes queues of interfaces for datagrams to `address`, which must be an address of each of them, or an
-    /// unspecified one for all that they have. Datagrams are received into frames of `pool`; if its memory cannot be
-    /// pinned, into frames of a pool of the driver's own ([`crate::Driver::pool`]).
+    /// Takes queues of interfaces for datagrams to `address`, which must be an address of each of
+    /// them, or an unspecified one for all that they have. Datagrams are received into frames of
+    /// `pool`; if its memory cannot be pinned, into frames of a pool of the driver's own
+    /// ([`crate::Driver::pool`]).
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -344,8 +354,9 @@ impl XdpDriver {
         Ok(ports.remove(0))
     }
 
-    /// The same for so many ports in a row, at least one, from the address's own on: a driver for each, which threads of their own may have. Each
-    /// has a socket on each queue; the program finds it by the port. The queues' frames are common to them.
+    /// The same for so many ports in a row, at least one, from the address's own on: a driver for
+    /// each, which threads of their own may have. Each has a socket on each queue; the program
+    /// finds it by the port. The queues' frames are common to them.
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -355,8 +366,9 @@ impl XdpDriver {
         options: &XdpOptions,
         ports: u16,
     ) -> Result<Vec<XdpDriver>, XdpError> {
-        // What the first socket can is what all do. Where a later interface cannot, all begin anew with less.
-        let mut may = May {
+        // What the first socket can is what all do. Where a later interface cannot, all begin anew
+        // with less.
+        let mut may = AllowedModes {
             zero_copy: true,
             multi_buffer: !options.single_buffer,
         };
@@ -382,14 +394,14 @@ impl XdpDriver {
         pool: &Pool,
         options: &XdpOptions,
         ports: u16,
-        may: May,
+        may: AllowedModes,
     ) -> Result<Vec<XdpDriver>, XdpError> {
         let mut netlink = open_netlink()?;
         let queues = options.queues.max(1);
-        let fits: Vec<Fit> = options
+        let fits: Vec<UsableInterface> = options
             .interfaces
             .iter()
-            .map(|name| look(&mut netlink, name, address, queues))
+            .map(|name| inspect(&mut netlink, name, address, queues))
             .collect::<Result<_, _>>()?;
         let mtus = fits.iter().map(|fit| fit.link.mtu);
         let (Some(mtu), Some(most_mtu)) = (mtus.clone().min(), mtus.max()) else {
@@ -498,11 +510,11 @@ fn kernel_sockets(mut address: SocketAddr, ports: u16) -> Result<Vec<KernelSocke
     Ok(sockets)
 }
 
-/// Puts our program onto an interface and sockets onto its queues. Answers also whether the program runs in the card's
-/// driver.
+/// Puts our program onto an interface and sockets onto its queues. Answers also whether the program
+/// runs in the card's driver.
 fn open_card(
     netlink: &mut Netlink,
-    fit: &Fit,
+    fit: &UsableInterface,
     shared: &mut Shared<'_>,
     queues: u32,
     options: &XdpOptions,
@@ -561,12 +573,13 @@ fn may_share(native: bool, ports: u16, interface: &str) -> Result<(), XdpError> 
     })
 }
 
-/// The pool to use, a socket that its memory is registered with, and whether it is not the caller's.
+/// The pool to use, a socket that its memory is registered with, and whether it is not the
+/// caller's.
 fn memory(
     pool: &Pool,
     ip: IpAddr,
     options: &XdpOptions,
-    may: May,
+    may: AllowedModes,
 ) -> Result<(Pool, OwnedFd, Umem, bool), XdpError> {
     let zero_copy = may.zero_copy && !options.generic;
     let refused = |source: io::Error| match source.raw_os_error() {

@@ -1,29 +1,31 @@
-//! A packet to send, in the making: headers and what is copied in frames of the queue's own, everything else where it lies.
+//! A packet to send, in the making: headers and what is copied in frames of the queue's own,
+//! everything else where it lies.
 
 use cyclone_pmem::pool::{Frame, FrameMut};
 
-use super::books::{Books, Held};
 use super::socket::Descriptor;
+use super::umem_frames::{FrameState, UmemFrames};
 use crate::headers::Template;
 
 /// A packet in the making.
 pub(super) struct Packet<'a> {
-    books: &'a mut Books,
+    umem_frames: &'a mut UmemFrames,
     descriptors: &'a mut Vec<Descriptor>,
     chunk_bytes: usize,
-    /// Own frame that is being filled: it, where its open piece begins, and where it ends; descriptors made of it.
+    /// Own frame that is being filled: it, where its open piece begins, and where it ends;
+    /// descriptors made of it.
     open: Option<(FrameMut, usize, usize, u32)>,
 }
 
 impl<'a> Packet<'a> {
     /// Nothing of it is there yet. What it is made of goes to `descriptors`.
     pub(super) fn new(
-        books: &'a mut Books,
+        umem_frames: &'a mut UmemFrames,
         descriptors: &'a mut Vec<Descriptor>,
         chunk_bytes: usize,
     ) -> Packet<'a> {
         Packet {
-            books,
+            umem_frames,
             descriptors,
             chunk_bytes,
             open: None,
@@ -37,7 +39,7 @@ impl<'a> Packet<'a> {
 
     /// A fresh own frame. The caller has seen to it that there are enough.
     fn fresh(&mut self) -> (FrameMut, usize, usize, u32) {
-        match self.books.own.pop() {
+        match self.umem_frames.own.pop() {
             Some(frame) => (frame, 0, 0, 0),
             None => unreachable!("counted before the packet was begun"),
         }
@@ -77,7 +79,7 @@ impl<'a> Packet<'a> {
         if let Some((frame, start, end, count)) = &mut self.open
             && end > start
         {
-            let at = u64::from(frame.number()) * self.books.frame_bytes + *start as u64;
+            let at = u64::from(frame.number()) * self.umem_frames.frame_bytes + *start as u64;
             self.descriptors.push(Descriptor {
                 address: at,
                 len: (*end - *start) as u32,
@@ -93,10 +95,10 @@ impl<'a> Packet<'a> {
         self.cut();
         if let Some((frame, _, _, count)) = self.open.take() {
             if count == 0 {
-                self.books.own.push(frame);
+                self.umem_frames.own.push(frame);
             } else {
                 let number = frame.number() as usize;
-                self.books.held[number] = Held::Own(frame, count);
+                self.umem_frames.held[number] = FrameState::Headers(frame, count);
             }
         }
     }
@@ -105,7 +107,7 @@ impl<'a> Packet<'a> {
     pub(super) fn lend(&mut self, frame: Frame) {
         self.cut();
         let number = frame.number() as usize;
-        let mut at = number as u64 * self.books.frame_bytes + u64::from(frame.offset());
+        let mut at = number as u64 * self.umem_frames.frame_bytes + u64::from(frame.offset());
         let mut left = frame.len();
         let mut count = 0;
         while left > 0 {
@@ -119,9 +121,9 @@ impl<'a> Packet<'a> {
             left -= take;
             count += 1;
         }
-        match &mut self.books.held[number] {
-            Held::Lent(_, lent) => *lent += count,
-            held => *held = Held::Lent(frame, count),
+        match &mut self.umem_frames.held[number] {
+            FrameState::Lent(_, lent) => *lent += count,
+            held => *held = FrameState::Lent(frame, count),
         }
     }
 }

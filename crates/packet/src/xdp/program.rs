@@ -1,8 +1,9 @@
-//! The program that the kernel runs for each received packet: it takes UDP datagrams for our ports and addresses, and
-//! leaves everything else (other protocols, other ports, VLANs, fragments, options) to the kernel.
+//! The program that the kernel runs for each received packet: it takes UDP datagrams for our ports
+//! and addresses, and leaves everything else (other protocols, other ports, VLANs, fragments,
+//! options) to the kernel.
 //!
-//! It is assembled here, instruction by instruction, with the ports and the addresses as constants: no compiler and no
-//! object file at build or run time. (docs/adr/0024)
+//! It is assembled here, instruction by instruction, with the ports and the addresses as constants:
+//! no compiler and no object file at build or run time. (docs/adr/0024)
 
 use std::net::IpAddr;
 
@@ -10,8 +11,8 @@ use crate::headers::{
     ETHER_BYTES, ETHER_IPV4, ETHER_IPV6, IPV4_BYTES, IPV6_BYTES, PROTOCOL_UDP, UDP_BYTES,
 };
 
-/// One eBPF instruction, as the kernel reads it: opcode u8, registers u8 (destination low, source high), offset i16,
-/// immediate i32, in the machine's byte order.
+/// One eBPF instruction, as the kernel reads it: opcode u8, registers u8 (destination low, source
+/// high), offset i16, immediate i32, in the machine's byte order.
 pub(crate) type Instruction = [u8; 8];
 
 /// Addresses that one program can compare with.
@@ -20,7 +21,8 @@ pub const MAX_ADDRESSES: usize = 16;
 /// What the program does with a packet that is ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
-    /// Hands it to the socket of its receive queue and port in this map; without one, to the kernel.
+    /// Hands it to the socket of its receive queue and port in this map; without one, to the
+    /// kernel.
     Redirect {
         /// Descriptor of the XSKMAP.
         map: i32,
@@ -153,8 +155,9 @@ fn word(bytes: &[u8]) -> i32 {
     i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Assembles the program for so many UDP ports, from `port` on, and our addresses (at most [`MAX_ADDRESSES`]). The map's
-/// sockets are in the order of the queues, and for each queue of the ports.
+/// Assembles the program for so many UDP ports, from `port` on, and our addresses (at most
+/// [`MAX_ADDRESSES`]). The map's sockets are in the order of the queues, and for each queue of the
+/// ports.
 pub(crate) fn assemble(
     port: u16,
     ports: u16,

@@ -5,9 +5,11 @@
 //! send      headers, and parts that lie elsewhere, in a frame of the queue's own; then parts that lie in the pool,
 //!           from where they are: one descriptor each (tx ring) -> done (completion ring)
 //! ```
-//! A port may go before the others of its queue do (its thread has ended): then it brings back what lies in its rings.
+//! A port may go before the others of its queue do (its thread has ended): then it brings back what
+//! lies in its rings.
 //!
-//! A frame's handle stays in the queue's books while the kernel has it, so that nobody else gets its memory. //= cyclone §4.1
+//! A frame's handle stays in the queue's books while the kernel has it, so that nobody else gets
+//! its memory. //= cyclone §4.1
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,9 +20,9 @@ use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::Pool;
 use cyclone_pmem::{LINE_BYTES, prefetch_line};
 
-use super::books::{Books, Held, Piece, Shared};
 use super::packet::Packet;
 use super::socket::{CONTINUED, Descriptor, QueueRings, Socket};
+use super::umem_frames::{FrameState, Piece, Shared, UmemFrames};
 use crate::driver::DriverStats;
 use crate::headers::{self, Template};
 
@@ -33,21 +35,23 @@ const MOST_PIECES: usize = 16;
 /// Where the card reads the memory itself: what all such drivers take.
 const MOST_PIECES_ZERO_COPY: usize = 4;
 
-/// Lines of a packet that are fetched before it is there: most have no more, and the sender has to fetch them back should it be writing still.
+/// Lines of a packet that are fetched before it is there: most have no more, and the sender has to
+/// fetch them back should it be writing still.
 const LINES_AHEAD: usize = 3;
 
 /// Descriptors that the kernel takes with one call where it copies.
 const CALL_PIECES: u32 = 32;
-/// Calls to the kernel for what a port has left, when it goes; where the card reads the memory itself, looks at what it does.
-const LAST_CALLS: u32 = 8192;
-const LAST_LOOKS: u32 = 100;
-const LAST_PAUSE: Duration = Duration::from_micros(100);
+/// Calls to the kernel for what a port has left, when it goes; where the card reads the memory
+/// itself, looks at what it does.
+const DRAIN_CALLS: u32 = 8192;
+const DRAIN_POLLS: u32 = 100;
+const DRAIN_PAUSE: Duration = Duration::from_micros(100);
 
 /// What became of a datagram to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     /// Handed to the kernel with the next [`Queue::flush`].
-    Yes,
+    Queued,
     /// No descriptor or frame was free.
     Full,
     /// More descriptors than the kernel takes of one packet.
@@ -56,15 +60,15 @@ pub(crate) enum Pushed {
 
 /// What the kernel has made of a call to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Woken {
+enum WakeOutcome {
     /// It has taken all that was there, or the card will.
-    Through,
+    Accepted,
     /// There may be more than it takes with one call.
-    Again,
+    MayHaveMore,
     /// The card, or a queue, is busy, or a packet was refused.
     Busy,
     /// It has not looked: the interface is down.
-    Away,
+    Down,
 }
 
 /// A socket, and the frames that go through it.
@@ -76,13 +80,13 @@ pub(crate) struct Queue {
     most_pieces: usize,
     /// Whether the card reads the memory itself.
     zero_copy: bool,
-    /// The kernel's counter of the send ring is as far as the kernel is. Not so if its last call ended early: it may have taken
-    /// more than it says.
-    in_step: bool,
+    /// The kernel's counter of the send ring is as far as the kernel is. Not so if its last call
+    /// ended early: it may have taken more than it says.
+    is_tx_index_exact: bool,
     /// Descriptors put into the send ring since the last flush.
-    fresh: u32,
+    unflushed: u32,
     /// Where the next packet will begin, from the first frame on.
-    coming: u64,
+    predicted_offset: u64,
     /// The first of its queue.
     is_first: bool,
     /// Datagrams received so far.
@@ -99,7 +103,8 @@ pub(crate) struct Queue {
 pub(crate) struct QueueOptions {
     /// Bytes that the kernel takes a frame for.
     pub(crate) chunk_bytes: u32,
-    /// The socket takes packets in several descriptors; without, everything is copied behind the headers.
+    /// The socket takes packets in several descriptors; without, everything is copied behind the
+    /// headers.
     pub(crate) multi_buffer: bool,
     /// Frames to take for headers.
     pub(crate) own: u32,
@@ -126,19 +131,19 @@ impl Queue {
         pool: &Pool,
         options: &QueueOptions,
     ) -> Queue {
-        let shared = Shared::new(Books::new(rings, pool, options));
-        shared.refill_with(&mut shared.lock(), pool, &socket, options.first);
-        let mut queue = Queue::over(socket, Arc::new(shared), options);
+        let shared = Shared::new(UmemFrames::new(rings, pool, options));
+        shared.refill_up_to(&mut shared.lock(), pool, &socket, options.first);
+        let mut queue = Queue::with_shared(socket, Arc::new(shared), options);
         queue.is_first = true;
         queue
     }
 
     /// Another port's part in the same queue, by a socket of its own.
     pub(crate) fn beside(&self, socket: Socket, options: &QueueOptions) -> Queue {
-        Queue::over(socket, Arc::clone(&self.shared), options)
+        Queue::with_shared(socket, Arc::clone(&self.shared), options)
     }
 
-    fn over(socket: Socket, shared: Arc<Shared>, options: &QueueOptions) -> Queue {
+    fn with_shared(socket: Socket, shared: Arc<Shared>, options: &QueueOptions) -> Queue {
         let zero_copy = socket.is_zero_copy();
         let most_pieces = match (options.multi_buffer, zero_copy) {
             (false, _) => 1,
@@ -151,9 +156,9 @@ impl Queue {
             chunk_bytes: options.chunk_bytes as usize,
             most_pieces,
             zero_copy,
-            in_step: !zero_copy,
-            fresh: 0,
-            coming: 0,
+            is_tx_index_exact: !zero_copy,
+            unflushed: 0,
+            predicted_offset: 0,
             is_first: false,
             received: 0,
             pieces: Vec::new(),
@@ -174,7 +179,7 @@ impl Queue {
     }
 
     /// Bytes of a packet to send, headers and all, at most.
-    pub(crate) fn longest_packet(&self) -> usize {
+    pub(crate) fn max_packet_bytes(&self) -> usize {
         self.most_pieces * self.chunk_bytes
     }
 
@@ -186,27 +191,29 @@ impl Queue {
         max: usize,
         stats: &mut DriverStats,
     ) -> usize {
-        // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable now.
+        // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable
+        // now.
         let mut there = self.socket.rx.usable(u32::MAX);
-        if (there == 0 || max == 0) && !self.shared.lacks_some() {
+        if (there == 0 || max == 0) && !self.shared.needs_frames() {
             if self.zero_copy {
-                self.shared.wake_card(&self.socket);
+                self.shared.wake_fill_ring(&self.socket);
             }
             return 0;
         }
-        let mut books = self.shared.lock();
-        // They come from the sender's caches, or from memory: all at once, not one line after the other as each is read.
+        let mut umem_frames = self.shared.lock();
+        // They come from the sender's caches, or from memory: all at once, not one line after the
+        // other as each is read.
         for ahead in 0..there.min(max as u32) {
-            books.prefetch(self.socket.rx.peek(ahead));
+            umem_frames.prefetch(self.socket.rx.peek(ahead));
         }
-        books.note_found(there, &self.socket);
+        umem_frames.on_packets_found(there, &self.socket);
         let is_idle = there == 0;
         let mut count = 0;
         while there > 0 && count < max {
             there -= 1;
             let piece = self.socket.rx.take();
-            books.gather(piece, &mut self.pieces, stats);
-            self.coming = books.coming(piece);
+            umem_frames.collect_piece(piece, &mut self.pieces, stats);
+            self.predicted_offset = umem_frames.predicted_offset(piece);
             if piece.options & CONTINUED == 0 {
                 match datagram(&mut self.pieces, self.port, self.interface) {
                     Some(datagram) => {
@@ -218,9 +225,9 @@ impl Queue {
             }
         }
         self.socket.rx.publish();
-        let is_due = is_idle || count == 0 || books.lacks_many();
+        let is_due = is_idle || count == 0 || umem_frames.is_refill_due();
         let shared = &self.shared;
-        if !shared.refill_if(is_due, &mut books, pool, &self.socket) {
+        if !shared.refill_or_defer(is_due, &mut umem_frames, pool, &self.socket) {
             stats.pool_empty += 1;
         }
         stats.receive_calls += u64::from(count > 0);
@@ -229,17 +236,18 @@ impl Queue {
     }
 
     /// No packet is there, the kernel lacks no frames, and nothing waits to be sent.
-    pub(crate) fn finds_nothing(&mut self, pool: &Pool) -> bool {
-        self.look_ahead(pool);
-        self.socket.rx.usable(1) == 0 && !self.shared.lacks_some() && !self.has_unsent()
+    pub(crate) fn rx_is_empty(&mut self, pool: &Pool) -> bool {
+        self.prefetch_next(pool);
+        self.socket.rx.usable(1) == 0 && !self.shared.needs_frames() && !self.has_unsent()
     }
 
-    /// Has the CPU fetch what the next packet will be read from. Another one writes the packet, the descriptor, and some time later the counter
-    /// that tells of both. Were they fetched only then, one would be waited for after the other.
+    /// Has the CPU fetch what the next packet will be read from. Another one writes the packet, the
+    /// descriptor, and some time later the counter that tells of both. Were they fetched only then,
+    /// one would be waited for after the other.
     #[inline]
-    fn look_ahead(&self, pool: &Pool) {
+    fn prefetch_next(&self, pool: &Pool) {
         self.socket.rx.prefetch();
-        let packet = pool.span().0.wrapping_add(self.coming as usize);
+        let packet = pool.span().0.wrapping_add(self.predicted_offset as usize);
         for line in 0..LINES_AHEAD {
             prefetch_line(packet.wrapping_add(line * LINE_BYTES));
         }
@@ -247,8 +255,8 @@ impl Queue {
 
     /// Whether the next packet was expected where it is; for tests.
     #[cfg(test)]
-    pub(crate) fn expects_rightly(&self) -> bool {
-        super::socket::offset_of(self.socket.rx.peek(0).address) == self.coming
+    pub(crate) fn has_predicted_next(&self) -> bool {
+        super::socket::offset_of(self.socket.rx.peek(0).address) == self.predicted_offset
     }
 
     /// Takes back the frames that have been sent.
@@ -271,20 +279,25 @@ impl Queue {
         }
         // If everything had to be copied.
         let most_own = (total + template.len()).div_ceil(self.chunk_bytes) + 1;
-        let mut books = self.shared.lock();
-        if self.socket.tx.usable(64) as usize >= self.most_pieces && books.own.len() < most_own {
-            books.complete();
+        let mut umem_frames = self.shared.lock();
+        if self.socket.tx.usable(64) as usize >= self.most_pieces
+            && umem_frames.own.len() < most_own
+        {
+            umem_frames.complete();
         }
-        if (self.socket.tx.usable(64) as usize) < self.most_pieces || books.own.len() < most_own {
+        if (self.socket.tx.usable(64) as usize) < self.most_pieces
+            || umem_frames.own.len() < most_own
+        {
             return Pushed::Full;
         }
         let chunk_bytes = self.chunk_bytes;
-        let mut packet = Packet::new(&mut books, &mut self.descriptors, chunk_bytes);
+        let mut packet = Packet::new(&mut umem_frames, &mut self.descriptors, chunk_bytes);
         packet.headers(template, parts);
         let mut left = total;
         for part in parts {
             left -= part.len();
-            // Room for this part, for what was copied before it, and for a copy of all that follows it.
+            // Room for this part, for what was copied before it, and for a copy of all that follows
+            // it.
             let pieces = part.len().div_ceil(chunk_bytes) + 2 + left.div_ceil(chunk_bytes);
             let room = packet.pieces() + pieces <= self.most_pieces;
             let lent = match room && part.len() >= LEND_BYTES {
@@ -306,18 +319,19 @@ impl Queue {
         if self.descriptors.len() > self.most_pieces {
             // The kernel would neither send them nor give their frames back.
             while let Some(piece) = self.descriptors.pop() {
-                books.release(piece.address);
+                umem_frames.release(piece.address);
             }
             return Pushed::TooLong;
         }
-        self.shared.note_sending(&mut books, self.descriptors.len());
-        self.fresh += self.descriptors.len() as u32;
+        self.shared
+            .note_sending(&mut umem_frames, self.descriptors.len());
+        self.unflushed += self.descriptors.len() as u32;
         let last = self.descriptors.len() - 1;
         for (at, mut piece) in self.descriptors.drain(..).enumerate() {
             piece.options = if at < last { CONTINUED } else { 0 };
             self.socket.tx.put(piece);
         }
-        Pushed::Yes
+        Pushed::Queued
     }
 
     /// The same of a datagram that is copied behind its headers, and fits there: most are.
@@ -328,14 +342,14 @@ impl Queue {
         total: usize,
         stats: &mut DriverStats,
     ) -> Pushed {
-        let mut books = self.shared.lock();
-        if self.socket.tx.usable(1) == 0 || books.own.is_empty() {
-            books.complete();
+        let mut umem_frames = self.shared.lock();
+        if self.socket.tx.usable(1) == 0 || umem_frames.own.is_empty() {
+            umem_frames.complete();
         }
         if self.socket.tx.usable(1) == 0 {
             return Pushed::Full;
         }
-        let Some(mut frame) = books.own.pop() else {
+        let Some(mut frame) = umem_frames.own.pop() else {
             return Pushed::Full;
         };
         let into = &mut frame[..template.len() + total];
@@ -346,16 +360,16 @@ impl Queue {
             at += part.len();
         }
         let number = frame.number();
-        books.held[number as usize] = Held::Own(frame, 1);
+        umem_frames.held[number as usize] = FrameState::Headers(frame, 1);
         stats.copied_bytes += total as u64;
-        self.shared.note_sending(&mut books, 1);
-        self.fresh += 1;
+        self.shared.note_sending(&mut umem_frames, 1);
+        self.unflushed += 1;
         self.socket.tx.put(Descriptor {
-            address: u64::from(number) * books.frame_bytes,
+            address: u64::from(number) * umem_frames.frame_bytes,
             len: at as u32,
             options: 0,
         });
-        Pushed::Yes
+        Pushed::Queued
     }
 
     /// Sends what was pushed: one system call for a burst, as far as the kernel takes it.
@@ -369,15 +383,18 @@ impl Queue {
         self.socket.tx.publish();
         let mut pending = self.socket.tx.pending();
         let mut tries = 0;
-        // Kernels from 6.6 to 6.16 take a call's worth and do not say so before they have taken all that was there.
-        let mut patience = std::mem::take(&mut self.fresh).div_ceil(CALL_PIECES).max(1);
+        // Kernels from 6.6 to 6.16 take a call's worth and do not say so before they have taken all
+        // that was there.
+        let mut patience = std::mem::take(&mut self.unflushed)
+            .div_ceil(CALL_PIECES)
+            .max(1);
         while pending > 0 && self.socket.tx.needs_wakeup() && tries < MOST_WAKEUPS {
             tries += 1;
             let woken = self.wake(stats)?;
             self.complete();
             let now = self.socket.tx.pending();
             if now == pending {
-                if woken != Woken::Again || patience == 0 {
+                if woken != WakeOutcome::MayHaveMore || patience == 0 {
                     break;
                 }
                 patience -= 1;
@@ -388,46 +405,49 @@ impl Queue {
     }
 
     /// Has the kernel look at the send ring.
-    fn wake(&mut self, stats: &mut DriverStats) -> io::Result<Woken> {
+    fn wake(&mut self, stats: &mut DriverStats) -> io::Result<WakeOutcome> {
         stats.send_calls += 1;
-        let in_step = std::mem::replace(&mut self.in_step, false);
+        let is_tx_index_exact = std::mem::replace(&mut self.is_tx_index_exact, false);
         let Err(error) = self.socket.wake_send() else {
-            self.in_step = !self.zero_copy;
-            return Ok(Woken::Through);
+            self.is_tx_index_exact = !self.zero_copy;
+            return Ok(WakeOutcome::Accepted);
         };
         match error.raw_os_error() {
-            Some(libc::EAGAIN) => Ok(Woken::Again),
-            Some(libc::EBUSY | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Ok(Woken::Busy),
+            Some(libc::EAGAIN) => Ok(WakeOutcome::MayHaveMore),
+            Some(libc::EBUSY | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Ok(WakeOutcome::Busy),
             // A packet that the kernel refused; it has gone on behind it.
             Some(libc::EOVERFLOW | libc::EINVAL) => {
                 stats.send_errors += 1;
-                Ok(Woken::Busy)
+                Ok(WakeOutcome::Busy)
             }
             Some(libc::ENETDOWN | libc::ENXIO) => {
-                self.in_step = in_step;
-                Ok(Woken::Away)
+                self.is_tx_index_exact = is_tx_index_exact;
+                Ok(WakeOutcome::Down)
             }
             _ => Err(error),
         }
     }
 
     /// Sends what was pushed, as far as that goes without waiting for others.
-    fn send_the_last(&mut self) {
+    fn drain_tx(&mut self) {
         self.socket.tx.publish();
         let most = match self.zero_copy {
-            true => LAST_LOOKS,
-            false => LAST_CALLS,
+            true => DRAIN_POLLS,
+            false => DRAIN_CALLS,
         };
         for _ in 0..most {
             if self.socket.tx.pending() == 0 {
                 break;
             }
             if self.zero_copy {
-                std::thread::sleep(LAST_PAUSE);
+                std::thread::sleep(DRAIN_PAUSE);
             }
             let woken = self.wake(&mut DriverStats::default());
             self.complete();
-            if !matches!(woken, Ok(Woken::Through | Woken::Again | Woken::Busy)) {
+            if !matches!(
+                woken,
+                Ok(WakeOutcome::Accepted | WakeOutcome::MayHaveMore | WakeOutcome::Busy)
+            ) {
                 break;
             }
         }
@@ -442,9 +462,9 @@ impl Queue {
     }
 
     /// Frames that it does without for a time; counted as often.
-    pub(crate) fn frames_owed(&self) -> u32 {
+    pub(crate) fn deferred_frames(&self) -> u32 {
         match self.is_first {
-            true => self.shared.owed(),
+            true => self.shared.deferred_frames(),
             false => 0,
         }
     }
@@ -466,31 +486,33 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// The others of the queue go on, with the frames that this one's rings hold. Whoever drops it has seen to it that no packet
-    /// comes any more. It is done before anything is closed: the rings' mappings keep the socket, and those of the fill and completion rings, which
-    /// the books have, keep the first one's until the last port goes.
+    /// The others of the queue go on, with the frames that this one's rings hold. Whoever drops it
+    /// has seen to it that no packet comes any more. It is done before anything is closed: the
+    /// rings' mappings keep the socket, and those of the fill and completion rings, which the books
+    /// have, keep the first one's until the last port goes.
     fn drop(&mut self) {
         if Arc::strong_count(&self.shared) == 1 {
             // The last one: all frames go with the books.
             return;
         }
-        self.send_the_last();
-        let mut books = self.shared.lock();
+        self.drain_tx();
+        let mut umem_frames = self.shared.lock();
         while self.socket.rx.usable(1) > 0 {
             let piece = self.socket.rx.take();
-            books.gather(piece, &mut self.pieces, &mut DriverStats::default());
+            umem_frames.collect_piece(piece, &mut self.pieces, &mut DriverStats::default());
             self.pieces.clear();
         }
         self.socket.rx.publish();
-        books.complete();
-        // Where it is not known how far the kernel is, it gives back what it has taken; the rest stays with it for as long as
-        // the books do, rather than be sent from by one and written to by another.
-        while self.in_step && self.socket.tx.pending() > 0 {
-            let piece = self.socket.tx.put_back();
-            books.take_back(piece.address);
+        umem_frames.complete();
+        // Where it is not known how far the kernel is, it gives back what it has taken; the rest
+        // stays with it for as long as the books do, rather than be sent from by one and written to
+        // by another.
+        while self.is_tx_index_exact && self.socket.tx.pending() > 0 {
+            let piece = self.socket.tx.retract();
+            umem_frames.reclaim_unsent(piece.address);
         }
         self.socket.tx.publish();
-        self.shared.note_gone(&books);
+        self.shared.on_socket_closed(&umem_frames);
     }
 }
 

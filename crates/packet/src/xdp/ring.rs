@@ -21,16 +21,16 @@ const NEED_WAKEUP: u32 = 1;
 
 /// A ring of `T`, of which this side is either the producer or the consumer.
 ///
-/// The counters run freely and are taken modulo the size. `mine` is what this side has produced or consumed, published
-/// with [`Ring::publish`]; `theirs` is the other side's counter as last seen.
+/// The counters run freely and are taken modulo the size. `mine` is what this side has produced or
+/// consumed, published with [`Ring::publish`]; `theirs` is the other side's counter as last seen.
 pub(crate) struct Ring<T> {
     map: *mut u8,
     map_len: usize,
     offsets: Offsets,
     size: u32,
-    mine: u32,
-    theirs: u32,
-    produces: bool,
+    local_index: u32,
+    remote_index: u32,
+    is_producer: bool,
     entries: *mut T,
 }
 
@@ -47,7 +47,7 @@ impl<T: Copy> Ring<T> {
         page_offset: i64,
         offsets: Offsets,
         size: u32,
-        produces: bool,
+        is_producer: bool,
     ) -> io::Result<Ring<T>> {
         let aligned = |at: u64, to: usize| at.is_multiple_of(to as u64);
         if !size.is_power_of_two()
@@ -74,47 +74,50 @@ impl<T: Copy> Ring<T> {
             return Err(io::Error::last_os_error());
         }
         let map: *mut u8 = map.cast();
-        // SAFETY: the entries begin within the mapping, aligned (checked above; mappings begin on pages).
+        // SAFETY: the entries begin within the mapping, aligned (checked above; mappings begin on
+        // pages).
         let entries = unsafe { map.add(offsets.entries as usize) }.cast();
         Ok(Ring {
             map,
             map_len,
             offsets,
             size,
-            mine: 0,
-            theirs: 0,
-            produces,
+            local_index: 0,
+            remote_index: 0,
+            is_producer,
             entries,
         })
     }
 
     fn word(&self, at: u64) -> &AtomicU32 {
-        // SAFETY: within the mapping and aligned, checked when it was made; both sides use it atomically.
+        // SAFETY: within the mapping and aligned, checked when it was made; both sides use it
+        // atomically.
         unsafe { AtomicU32::from_ptr(self.map.add(at as usize).cast()) }
     }
 
-    /// Entries that this side may use now: free ones for a producer, filled ones for a consumer. `enough`: looks at the
-    /// other side's counter only if fewer than this are known of.
+    /// Entries that this side may use now: free ones for a producer, filled ones for a consumer.
+    /// `enough`: looks at the other side's counter only if fewer than this are known of.
     #[inline]
     pub(crate) fn usable(&mut self, enough: u32) -> u32 {
-        let known = self.known();
-        if known >= enough {
-            return known;
+        let known_usable = self.known_usable();
+        if known_usable >= enough {
+            return known_usable;
         }
-        let theirs = if self.produces {
+        let theirs = if self.is_producer {
             self.offsets.consumer
         } else {
             self.offsets.producer
         };
-        self.theirs = self.word(theirs).load(Ordering::Acquire);
-        self.known()
+        self.remote_index = self.word(theirs).load(Ordering::Acquire);
+        self.known_usable()
     }
 
-    fn known(&self) -> u32 {
-        let usable = if self.produces {
-            self.size.wrapping_sub(self.mine.wrapping_sub(self.theirs))
+    fn known_usable(&self) -> u32 {
+        let usable = if self.is_producer {
+            self.size
+                .wrapping_sub(self.local_index.wrapping_sub(self.remote_index))
         } else {
-            self.theirs.wrapping_sub(self.mine)
+            self.remote_index.wrapping_sub(self.local_index)
         };
         usable.min(self.size)
     }
@@ -123,7 +126,7 @@ impl<T: Copy> Ring<T> {
     #[inline]
     pub(crate) fn pending(&mut self) -> u32 {
         // What it is known to have taken it has not given back.
-        match self.mine == self.theirs {
+        match self.local_index == self.remote_index {
             true => 0,
             false => self.size - self.usable(self.size),
         }
@@ -132,17 +135,17 @@ impl<T: Copy> Ring<T> {
     /// The next entry; the caller knows that one is usable.
     #[inline]
     pub(crate) fn take(&mut self) -> T {
-        let at = self.mine & (self.size - 1);
-        self.mine = self.mine.wrapping_add(1);
-        // SAFETY: masked, so within the entries; the other side leaves usable entries alone. Volatile, since the memory
-        // is shared with the kernel.
+        let at = self.local_index & (self.size - 1);
+        self.local_index = self.local_index.wrapping_add(1);
+        // SAFETY: masked, so within the entries; the other side leaves usable entries alone.
+        // Volatile, since the memory is shared with the kernel.
         unsafe { self.entries.add(at as usize).read_volatile() }
     }
 
     /// The entry that is so many behind the next one; the caller knows that it is usable.
     #[inline]
     pub(crate) fn peek(&self, behind: u32) -> T {
-        let at = self.mine.wrapping_add(behind) & (self.size - 1);
+        let at = self.local_index.wrapping_add(behind) & (self.size - 1);
         // SAFETY: as for `take`.
         unsafe { self.entries.add(at as usize).read_volatile() }
     }
@@ -150,12 +153,12 @@ impl<T: Copy> Ring<T> {
     /// Has the CPU fetch the next entry, be it there already or not.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        let at = self.mine & (self.size - 1);
+        let at = self.local_index & (self.size - 1);
         prefetch_line(self.entries.wrapping_add(at as usize).cast());
     }
 
-    /// What this side has put as its entry of this number, from the first one on; of entries whose place has been taken since, what is
-    /// there now (producer).
+    /// What this side has put as its entry of this number, from the first one on; of entries whose
+    /// place has been taken since, what is there now (producer).
     #[inline]
     pub(crate) fn entry(&self, number: u32) -> T {
         let at = number & (self.size - 1);
@@ -166,17 +169,17 @@ impl<T: Copy> Ring<T> {
     /// Fills the next entry; the caller knows that one is usable.
     #[inline]
     pub(crate) fn put(&mut self, entry: T) {
-        let at = self.mine & (self.size - 1);
-        self.mine = self.mine.wrapping_add(1);
+        let at = self.local_index & (self.size - 1);
+        self.local_index = self.local_index.wrapping_add(1);
         // SAFETY: as for `take`.
         unsafe { self.entries.add(at as usize).write_volatile(entry) }
     }
 
-    /// Takes the last entry back (producer). The caller knows that there is one which the other side has not taken, and will not
-    /// take any more.
-    pub(crate) fn put_back(&mut self) -> T {
-        self.mine = self.mine.wrapping_sub(1);
-        let at = self.mine & (self.size - 1);
+    /// Takes the last entry back (producer). The caller knows that there is one which the other
+    /// side has not taken, and will not take any more.
+    pub(crate) fn retract(&mut self) -> T {
+        self.local_index = self.local_index.wrapping_sub(1);
+        let at = self.local_index & (self.size - 1);
         // SAFETY: as for `take`.
         unsafe { self.entries.add(at as usize).read_volatile() }
     }
@@ -184,18 +187,19 @@ impl<T: Copy> Ring<T> {
     /// Hands what was put or taken to the other side.
     #[inline]
     pub(crate) fn publish(&mut self) {
-        let mine = if self.produces {
+        let mine = if self.is_producer {
             self.offsets.producer
         } else {
             self.offsets.consumer
         };
-        self.word(mine).store(self.mine, Ordering::Release);
+        self.word(mine).store(self.local_index, Ordering::Release);
     }
 
     /// Whether the kernel wants a system call to go on with this ring.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
-        // What was published has to be seen before the flag is looked at: the other side sets it and then looks at the ring once more.
+        // What was published has to be seen before the flag is looked at: the other side sets it
+        // and then looks at the ring once more.
         fence(Ordering::SeqCst);
         self.word(self.offsets.flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0
     }

@@ -1,10 +1,11 @@
-//! AF_XDP sockets: memory registered for packets (UMEM), four rings, one receive queue of an interface.
+//! AF_XDP sockets: memory registered for packets (UMEM), four rings, one receive queue of an
+//! interface.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use super::bind::Way;
+use super::bind::BindMode;
 use super::ring::{Offsets, Ring};
 
 const SOL_XDP: i32 = 283;
@@ -37,7 +38,8 @@ pub(crate) const CONTINUED: u32 = 1;
 /// Addresses of unaligned chunks carry the offset within the chunk in their high bits.
 const ADDRESS_BITS: u32 = 48;
 
-/// How long a queue that another socket holds is waited for: a killed process's socket goes a moment after it.
+/// How long a queue that another socket holds is waited for: a killed process's socket goes a
+/// moment after it.
 pub(crate) const BUSY_TRIES: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -110,8 +112,9 @@ pub(crate) struct Umem {
     pub(crate) len: usize,
     /// Bytes that the kernel uses of a frame at most.
     pub(crate) chunk_bytes: u32,
-    /// Whether chunks may lie anywhere. Where the kernel copies that is quicker: for each packet it takes the description of a chunk that it
-    /// has used last, in place of the chunk's own, of which there are as many as frames.
+    /// Whether chunks may lie anywhere. Where the kernel copies that is quicker: for each packet it
+    /// takes the description of a chunk that it has used last, in place of the chunk's own, of
+    /// which there are as many as frames.
     pub(crate) unaligned: bool,
     /// Left free before each packet, beside what the kernel itself leaves.
     pub(crate) headroom: u32,
@@ -131,10 +134,11 @@ pub(crate) struct Sizes {
 /// How to bind a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Binding {
-    /// With the memory of another socket, and as that one is bound. With its fill and completion rings too if it is of the same queue.
+    /// With the memory of another socket, and as that one is bound. With its fill and completion
+    /// rings too if it is of the same queue.
     Shared(RawFd),
     /// With memory of its own.
-    Own(Way),
+    Own(BindMode),
 }
 
 impl Binding {
@@ -214,7 +218,8 @@ fn set<T>(fd: &OwnedFd, option: i32, value: &T) -> io::Result<()> {
 fn get<T: Default>(fd: &OwnedFd, option: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointer and length describe `value`, plain old data of which the kernel writes at most `len` bytes.
+    // SAFETY: the pointer and length describe `value`, plain old data of which the kernel writes at
+    // most `len` bytes.
     let rc = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -255,7 +260,8 @@ pub(crate) fn create() -> io::Result<OwnedFd> {
 /// `EFAULT` and `EOPNOTSUPP`: memory of this kind cannot be pinned.
 ///
 /// # Safety
-/// The memory stays mapped while the socket lives, and nobody else touches a chunk while the kernel has it.
+/// The memory stays mapped while the socket lives, and nobody else touches a chunk while the kernel
+/// has it.
 pub(crate) unsafe fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
     let registration = UmemReg {
         address: umem.address as usize as u64,
@@ -319,12 +325,13 @@ impl Socket {
         })
     }
 
-    /// Sends by another socket on the same queue from now on. For sockets for which the kernel copies, often on the sender's CPU: what it
-    /// notes there of each packet received lies in the lines that sending by the same socket would fetch back each time.
+    /// Sends by another socket on the same queue from now on. For sockets for which the kernel
+    /// copies, often on the sender's CPU: what it notes there of each packet received lies in the
+    /// lines that sending by the same socket would fetch back each time.
     ///
     /// # Errors
     /// When the system refuses; the socket is as before.
-    pub(crate) fn send_apart(
+    pub(crate) fn open_send_socket(
         &mut self,
         interface: u32,
         queue: u32,
@@ -338,11 +345,12 @@ impl Socket {
         Ok(())
     }
 
-    /// Binds the socket to a queue. One that another socket holds is waited for, `patience` times in all. What is refused
-    /// may be tried in another way.
+    /// Binds the socket to a queue. One that another socket holds is waited for, `patience` times
+    /// in all. What is refused may be tried in another way.
     ///
     /// # Errors
-    /// `EBUSY`: another socket holds the queue. `EINVAL`: the kernel does not know packets in several buffers.
+    /// `EBUSY`: another socket holds the queue. `EINVAL`: the kernel does not know packets in
+    /// several buffers.
     pub(crate) fn bind(
         &self,
         interface: u32,
@@ -374,7 +382,7 @@ impl Socket {
 
     /// Whether it sends by another one; for tests.
     #[cfg(test)]
-    pub(crate) fn sends_apart(&self) -> bool {
+    pub(crate) fn has_send_socket(&self) -> bool {
         self.sender.is_some()
     }
 

@@ -1,4 +1,5 @@
-//! The program against the kernel's verifier, and against the parser; headers against sums computed the long way.
+//! The program against the kernel's verifier, and against the parser; headers against sums computed
+//! the long way.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -130,8 +131,8 @@ fn of_several_ports_each_is_taken() {
     }
 }
 
-/// Flips bytes of good packets and cuts them: program and parser read the same way, so whatever the program takes and
-/// the parser refuses is wrong only in lengths or senders.
+/// Flips bytes of good packets and cuts them: program and parser read the same way, so whatever the
+/// program takes and the parser refuses is wrong only in lengths or senders.
 #[test]
 fn program_and_parser_agree() {
     let Some(program) = load() else { return };
@@ -207,8 +208,8 @@ fn open(pool: &Pool) -> Result<XdpDriver, XdpError> {
     Ok(open_ports(pool, 1)?.remove(0))
 }
 
-/// A program of ours that is attached without a process that keeps it, as older kernels leave it after a crash, is
-/// replaced; somebody else's is not touched, and named.
+/// A program of ours that is attached without a process that keeps it, as older kernels leave it
+/// after a crash, is replaced; somebody else's is not touched, and named.
 #[test]
 fn stale_programs_are_replaced_and_foreign_ones_respected() {
     if !fresh_cable() {
@@ -284,7 +285,7 @@ fn where_the_kernel_copies_sockets_send_apart() {
     }
     let pool = frames();
     for port in open_ports(&pool, 2).expect("AF_XDP") {
-        assert!(!port.is_zero_copy() && port.queues[0].socket().sends_apart());
+        assert!(!port.is_zero_copy() && port.queues[0].socket().has_send_socket());
     }
 }
 
@@ -306,10 +307,13 @@ fn where_the_next_packet_will_lie_is_known() {
             inject(&socket, far, &bytes);
         }
         let since = Instant::now();
-        while driver.finds_nothing() {
+        while driver.rx_is_empty() {
             assert!(since.elapsed() < Duration::from_secs(20), "lost");
         }
-        assert!(round == 0 || driver.queues[0].expects_rightly(), "{round}");
+        assert!(
+            round == 0 || driver.queues[0].has_predicted_next(),
+            "{round}"
+        );
         while driver.recv(&pool, &mut got, 32).expect("received") > 0 {}
         // Some are kept for a while, and come back in another order.
         if round % 100 == 0 {
@@ -319,8 +323,8 @@ fn where_the_next_packet_will_lie_is_known() {
     assert_eq!(driver.stats().received, 3000);
 }
 
-/// Frames of the longest datagram: the packet's bytes, headers and all, in frames that each hold so many, is what the
-/// receiver of a message reckons from [`crate::Driver::scatters`].
+/// Frames of the longest datagram: the packet's bytes, headers and all, in frames that each hold so
+/// many, is what the receiver of a message reckons from [`crate::Driver::supports_multi_slice`].
 #[test]
 fn frames_of_the_longest_datagram_are_counted_right() {
     let (v4, v6): (IpAddr, IpAddr) = (

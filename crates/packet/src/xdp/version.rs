@@ -13,8 +13,9 @@ fn parse(release: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Whether sockets of one queue may share its fill ring where the program runs in the network stack. Before Linux 6.15 the
-/// kernel guards that ring by a lock of each socket, so two CPUs may take the same frame.
+/// Whether sockets of one queue may share its fill ring where the program runs in the network
+/// stack. Before Linux 6.15 the kernel guards that ring by a lock of each socket, so two CPUs may
+/// take the same frame.
 pub(super) fn shares_in_stack(version: Option<(u32, u32)>) -> bool {
     version.is_some_and(|version| version >= (6, 15))
 }

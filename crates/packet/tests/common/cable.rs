@@ -1,4 +1,5 @@
-//! What tests over real interfaces share: time that passes by itself, and bodies that tell their place.
+//! What tests over real interfaces share: time that passes by itself, and bodies that tell their
+//! place.
 
 use std::time::Instant;
 

@@ -85,7 +85,8 @@ fn each_driver_gets_what_is_for_its_port_and_answers_from_it() {
     assert_eq!(pools.1.free(), pools.1.count());
 }
 
-/// A loop that stands still loses what is for it, when its queue is full; the others, and the node's own, lose nothing.
+/// A loop that stands still loses what is for it, when its queue is full; the others, and the
+/// node's own, lose nothing.
 #[test]
 fn a_driver_that_stands_still_is_in_nobodys_way() {
     let _alone = alone();
@@ -136,7 +137,8 @@ fn a_driver_that_stands_still_is_in_nobodys_way() {
     assert_eq!(pools.0.free(), pools.0.count());
 }
 
-/// Threads of their own, payloads lent from frames by all of them at once; two of them sleep until they are rung.
+/// Threads of their own, payloads lent from frames by all of them at once; two of them sleep until
+/// they are rung.
 #[test]
 fn threads_send_and_receive_side_by_side() {
     let _alone = alone();
@@ -194,7 +196,8 @@ fn threads_send_and_receive_side_by_side() {
     assert_eq!(pools.1.free(), pools.1.count());
 }
 
-/// What a woken host finds by looking once more comes with the next calls, in order, however few it takes at once.
+/// What a woken host finds by looking once more comes with the next calls, in order, however few it
+/// takes at once.
 #[test]
 fn a_look_keeps_what_it_finds() {
     let _alone = alone();
@@ -216,19 +219,19 @@ fn a_look_keeps_what_it_finds() {
         peer.recv(&pools.1, &mut Vec::new(), 32).unwrap();
         look(&mut all, &pools.0, &mut got);
     }
-    while !all[0].finds_nothing() {
+    while !all[0].rx_is_empty() {
         all[0].recv(&pools.0, &mut got[0], 32).unwrap();
     }
     // The others are told of what has come.
-    assert!(!all[1].finds_nothing() && !all[2].finds_nothing());
+    assert!(!all[1].rx_is_empty() && !all[2].rx_is_empty());
     got[0].clear();
     send(&mut peer, 1..41);
     let received = all[0].stats().received;
-    while all[0].finds_nothing() {
+    while all[0].rx_is_empty() {
         assert!(since.elapsed() < PATIENCE);
     }
     // A second look is not needed for more, and loses nothing.
-    assert!(!all[0].finds_nothing());
+    assert!(!all[0].rx_is_empty());
     while got[0].len() < 40 {
         assert!(since.elapsed() < PATIENCE);
         let count = all[0].recv(&pools.0, &mut got[0], 7).unwrap();
@@ -237,7 +240,7 @@ fn a_look_keeps_what_it_finds() {
     let bodies = got[0].iter().map(|(_, body)| body.to_vec()[0]);
     assert_eq!(bodies.collect::<Vec<_>>(), (1..41).collect::<Vec<u8>>());
     assert_eq!(all[0].stats().received, received + 40);
-    assert!(all[0].finds_nothing());
+    assert!(all[0].rx_is_empty());
     drop((all, peer, got));
     assert_eq!(pools.0.free(), pools.0.count());
     assert_eq!(pools.1.free(), pools.1.count());

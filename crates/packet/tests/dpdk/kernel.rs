@@ -1,5 +1,5 @@
-//! Over a veth pair (net_af_packet): the other end is a kernel, which asks and answers about neighbours, checks headers and
-//! sums, and can be made to send anything.
+//! Over a veth pair (net_af_packet): the other end is a kernel, which asks and answers about
+//! neighbours, checks headers and sums, and can be made to send anything.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -60,7 +60,8 @@ fn said(machine: &Machine, program: &str, arguments: &str) -> String {
     String::from_utf8_lossy(&output).into_owned()
 }
 
-/// A machine that knows us by another card, as before a cable or a card was changed, would send there until it asks by itself.
+/// A machine that knows us by another card, as before a cable or a card was changed, would send
+/// there until it asks by itself.
 #[test]
 fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
     let _alone = alone();
@@ -90,7 +91,8 @@ fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
     }
 }
 
-/// A switch that watches who listens to which group brings questions for our address only to whom has said that it listens.
+/// A switch that watches who listens to which group brings questions for our address only to whom
+/// has said that it listens.
 #[test]
 fn a_switch_is_told_what_we_listen_to() {
     let _alone = alone();
@@ -128,7 +130,8 @@ impl Raw {
     fn new(machine: &Machine, interface: &str) -> Raw {
         machine.enter();
         let name = std::ffi::CString::new(interface).unwrap();
-        // SAFETY: plain system calls; the name lives for the call, and the descriptor is nobody else's.
+        // SAFETY: plain system calls; the name lives for the call, and the descriptor is nobody
+        // else's.
         unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -193,8 +196,8 @@ const SPOILT: [(&str, Spoil); 12] = [
     ("hardly anything", |p| p.truncate(15)),
 ];
 
-/// Bytes that are no datagrams, and datagrams that are no messages, are counted and dropped; what follows them is
-/// received.
+/// Bytes that are no datagrams, and datagrams that are no messages, are counted and dropped; what
+/// follows them is received.
 #[test]
 fn garbage_is_dropped() {
     let _alone = alone();

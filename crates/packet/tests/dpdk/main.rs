@@ -1,5 +1,5 @@
-//! The DPDK driver over shared memory between two ports (net_memif, anywhere) and over a veth pair (net_af_packet, needs root
-//! and skips without). Neither needs huge pages.
+//! The DPDK driver over shared memory between two ports (net_memif, anywhere) and over a veth pair
+//! (net_af_packet, needs root and skips without). Neither needs huge pages.
 
 #[path = "../common/cable.rs"]
 mod cable;
@@ -237,8 +237,8 @@ fn many_queues_of_several_ports_go_on_sending() {
     }
 }
 
-/// What arrives in frames is sent on from them, and reaches the receiver's frames, without a copy in either program:
-/// the way of a log entry. //= cyclone §4.2
+/// What arrives in frames is sent on from them, and reaches the receiver's frames, without a copy
+/// in either program: the way of a log entry. //= cyclone §4.2
 #[test]
 fn payloads_are_forwarded_uncopied() {
     let _alone = alone();
@@ -289,7 +289,8 @@ fn payloads_are_forwarded_uncopied() {
     }
 }
 
-/// A receiver that looks only now and then: its queue overflows, what does not fit is dropped, and frames come back.
+/// A receiver that looks only now and then: its queue overflows, what does not fit is dropped, and
+/// frames come back.
 #[test]
 fn no_frame_is_lost_when_queues_overflow() {
     let _alone = alone();

@@ -33,7 +33,8 @@ fn several_ports_lead_to_several_peers() {
     }
 }
 
-/// Two cables between the same two machines: destinations share them out, and one is enough when the other is gone.
+/// Two cables between the same two machines: destinations share them out, and one is enough when
+/// the other is gone.
 #[test]
 fn two_cables_to_one_peer() {
     let _alone = alone();
@@ -61,7 +62,8 @@ fn two_cables_to_one_peer() {
     a.close();
 }
 
-/// While both cables are there both are used: by one machine's ports, and by machines that have one port number.
+/// While both cables are there both are used: by one machine's ports, and by machines that have one
+/// port number.
 #[test]
 fn two_cables_are_both_used() {
     let _alone = alone();
@@ -100,7 +102,8 @@ fn two_cables_are_both_used() {
         .collect();
     run(&mut a, &mut b, &to);
     drop(b);
-    // Machines 3 and 4, one after the other at the same cables, by the same port number: each has its cable.
+    // Machines 3 and 4, one after the other at the same cables, by the same port number: each has
+    // its cable.
     let mut used = Vec::new();
     for last in [3, 4] {
         let at = std::net::SocketAddr::from(([10, 77, 0, last], 7000));
@@ -233,8 +236,8 @@ fn await_echo(driver: &mut DpdkDriver, frames: &Pool, text: &[u8]) {
     }
 }
 
-/// Who starts first waits for the other; a process that is killed leaves nothing behind that would stop its successor,
-/// nor its peer.
+/// Who starts first waits for the other; a process that is killed leaves nothing behind that would
+/// stop its successor, nor its peer.
 #[test]
 fn a_killed_process_is_replaced() {
     let _alone = alone();

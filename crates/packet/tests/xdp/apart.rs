@@ -41,8 +41,8 @@ fn flood(far: &UdpSocket, port: &XdpDriver) {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// After an interface was down: until the cable carries again, which the kernel sees to later, and its first question for
-/// a neighbour may be lost. This thread is on the first machine then.
+/// After an interface was down: until the cable carries again, which the kernel sees to later, and
+/// its first question for a neighbour may be lost. This thread is on the first machine then.
 fn await_cable(cable: &Cable, far: &UdpSocket) {
     cable.a.enter();
     let near = UdpSocket::bind("10.77.0.1:0").expect("a socket");
@@ -154,7 +154,8 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
         introduce(&mut ports[going], &mut peer, &peer_frames);
         settled(&mut ports, &frames);
 
-        // Datagrams that the kernel does not take, since the interface is down; with parts in frames of the pool.
+        // Datagrams that the kernel does not take, since the interface is down; with parts in
+        // frames of the pool.
         cable.a.ip("link set va down");
         let mut frame = frames.alloc().expect("a frame");
         frame.fill(7);

@@ -1,4 +1,5 @@
-//! What comes all at once while the loop is elsewhere: as many frames are offered as it takes, also where few had been enough.
+//! What comes all at once while the loop is elsewhere: as many frames are offered as it takes, also
+//! where few had been enough.
 
 use super::*;
 

@@ -22,7 +22,8 @@ fn a_full_queue_does_not_stop_the_others() {
     c.enter();
     let mut at_c = xdp("10.77.0.3:7103", "vc", &pools.2);
     let mut number = 0u64;
-    // The way to a peer may be asked for again at any moment, and that of a link that is down is the kernel's.
+    // The way to a peer may be asked for again at any moment, and that of a link that is down is
+    // the kernel's.
     for round in 0.. {
         assert!(round < 10, "the queue was never full: {:?}", at_a.stats());
         introduce(&mut at_a, &mut at_b, &pools.1);
@@ -116,7 +117,7 @@ fn full_bursts_do_not_starve_the_kernel_s_socket() {
         .send_to(waiting, driver.local_addr())
         .expect("sent");
     let kernel = *driver.fds().last().expect("the kernel's socket");
-    driver.note_readable(kernel);
+    driver.on_readable(kernel);
     got.clear();
     assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 25);
     let here = got.iter().filter(|(_, bytes)| bytes.to_vec() == waiting);
@@ -126,7 +127,8 @@ fn full_bursts_do_not_starve_the_kernel_s_socket() {
     assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 32);
 }
 
-/// Bursts of one datagram: each look finds one while there are any, and the kernel's socket has its turn when there are none.
+/// Bursts of one datagram: each look finds one while there are any, and the kernel's socket has its
+/// turn when there are none.
 #[test]
 fn bursts_of_one_datagram_find_what_is_there() {
     let Some(cable) = Cable::new(1500, 1) else {
@@ -166,7 +168,7 @@ fn bursts_of_one_datagram_find_what_is_there() {
             .expect("sent");
         let kernel = *driver.fds().last().expect("the kernel's socket");
         if round > 0 {
-            driver.note_readable(kernel);
+            driver.on_readable(kernel);
         }
         got.clear();
         for look in 1..=200 {

@@ -1,4 +1,5 @@
-//! Frames that are no chunks of the kernel's: what formats of other drivers leave. Nothing beyond a frame is touched.
+//! Frames that are no chunks of the kernel's: what formats of other drivers leave. Nothing beyond a
+//! frame is touched.
 
 use cyclone_pmem::pool::Frame;
 

@@ -1,5 +1,5 @@
-//! What is the kernel's: its own socket beside the queues, where what comes is found as soon as the host sees that it is readable, and all that is
-//! not for our port.
+//! What is the kernel's: its own socket beside the queues, where what comes is found as soon as the
+//! host sees that it is readable, and all that is not for our port.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -13,7 +13,8 @@ use crate::common::pool;
 use crate::net::Cable;
 use crate::{PATIENCE, carry, introduce, xdp};
 
-/// A driver on one end of a cable, and a socket of the same machine, whose datagrams come over the loopback device and so past the queues.
+/// A driver on one end of a cable, and a socket of the same machine, whose datagrams come over the
+/// loopback device and so past the queues.
 fn beside_a_neighbour() -> Option<(Cable, Pool, XdpDriver, UdpSocket)> {
     let cable = Cable::new(1500, 1)?;
     let pool = pool(1024, 2048);
@@ -71,7 +72,7 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
     got.clear();
 
     for round in 0..20u8 {
-        assert!(driver.finds_nothing() && driver.finds_nothing());
+        assert!(driver.rx_is_empty() && driver.rx_is_empty());
         let datagram = cyclone_packet::Datagram {
             to: driver.local_addr(),
             parts: &[&[round]],
@@ -80,23 +81,24 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
         let since = Instant::now();
         while got.len() < 2 {
             assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
-            let found = !driver.finds_nothing();
-            // Found, perhaps because the kernel's socket is to be asked; it stays so until it is taken.
-            assert!(!found || !driver.finds_nothing());
+            let found = !driver.rx_is_empty();
+            // Found, perhaps because the kernel's socket is to be asked; it stays so until it is
+            // taken.
+            assert!(!found || !driver.rx_is_empty());
             let received = driver.recv(&pool_a, &mut got, 1).expect("received");
             assert!(received <= 1);
         }
         got.clear();
         // One that may take a single datagram has perhaps put the kernel's socket off.
         assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 0);
-        assert!(driver.finds_nothing());
+        assert!(driver.rx_is_empty());
 
         // What came past the queues is not seen, so that somebody has to tell of it.
         neighbour
             .send_to(&[round], driver.local_addr())
             .expect("sent");
         cyclone_packet::wait(&mut driver, PATIENCE).expect("readable");
-        assert!(!driver.finds_nothing());
+        assert!(!driver.rx_is_empty());
         assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 1);
         got.clear();
     }
@@ -110,7 +112,7 @@ fn looks_for_one(driver: &mut XdpDriver, pool: &Pool) -> u32 {
         assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
         for _ in 0..16 {
             looks += 1;
-            assert!(driver.finds_nothing());
+            assert!(driver.rx_is_empty());
         }
     }
     looks
@@ -128,7 +130,7 @@ fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
     let look = |driver: &mut XdpDriver, looks: u32| {
         let mut got = Vec::new();
         for _ in 0..looks / 64 {
-            (0..64).for_each(|_| assert!(driver.finds_nothing()));
+            (0..64).for_each(|_| assert!(driver.rx_is_empty()));
             assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 0);
         }
     };
@@ -145,7 +147,8 @@ fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
     assert!((128..=1024).contains(&longest), "{longest} looks");
 }
 
-/// How many seconds ago the kernel last made sure of its only neighbour on this interface, in this thread's namespace.
+/// How many seconds ago the kernel last made sure of its only neighbour on this interface, in this
+/// thread's namespace.
 fn confirmed_s(interface: &str) -> u64 {
     let output = std::process::Command::new("ip")
         .args(["-4", "-s", "neigh", "show", "dev", interface])
@@ -166,7 +169,8 @@ fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
         return;
     };
     let pool = pool(4096, 2048);
-    // What was made sure of is stale after 0.6 to 1.8 s; a second after its next use the kernel asks.
+    // What was made sure of is stale after 0.6 to 1.8 s; a second after its next use the kernel
+    // asks.
     for (machine, interface) in [(&cable.a, "va"), (&cable.b, "vb")] {
         machine.enter();
         for (name, value) in [
@@ -204,7 +208,8 @@ fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
     }
 }
 
-/// Everything that is not for our port goes to the kernel as ever: TCP, other UDP ports, ICMP, ARP, VLANs.
+/// Everything that is not for our port goes to the kernel as ever: TCP, other UDP ports, ICMP, ARP,
+/// VLANs.
 #[test]
 fn other_traffic_passes() {
     let Some(cable) = Cable::new(1500, 1) else {

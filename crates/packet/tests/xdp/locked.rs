@@ -1,10 +1,12 @@
-//! A process that may lock its frames once, not twice: the way that copies is tried with memory that is locked anew.
+//! A process that may lock its frames once, not twice: the way that copies is tried with memory
+//! that is locked anew.
 
 use super::child::Process;
 use super::*;
 
 const CHILD: &str = "CYCLONE_TEST_XDP_LOCKED_CHILD";
-/// Bytes of a frame; frames of the pool; and what may be locked, which is room for three halves of them.
+/// Bytes of a frame; frames of the pool; and what may be locked, which is room for three halves of
+/// them.
 const FRAME: u32 = 2048;
 const FRAMES: u64 = 1024;
 const LIMIT: u64 = 3 * FRAMES / 2 * FRAME as u64;

@@ -1,4 +1,5 @@
-//! AF_XDP between two machines that the tests make: needs root, skips without. Nothing outside their network namespaces is touched.
+//! AF_XDP between two machines that the tests make: needs root, skips without. Nothing outside
+//! their network namespaces is touched.
 
 mod apart;
 mod bursts;
@@ -50,7 +51,8 @@ fn open(address: &str, pool: &Pool, options: &XdpOptions) -> XdpDriver {
     loop {
         match XdpDriver::open(address, pool, options) {
             Ok(driver) => return driver,
-            // Programs that other tests are just starting hold copies of all descriptors for a moment.
+            // Programs that other tests are just starting hold copies of all descriptors for a
+            // moment.
             Err(XdpError::Bind { .. }) if since.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -81,7 +83,8 @@ fn xdp_pair<'a>(cable: &'a Cable, frame_bytes: u32, a: &str, b: &str) -> (End<'a
     (a_end, b_end)
 }
 
-/// Sends messages one way until all have arrived, again and again those that got lost; answers what arrived.
+/// Sends messages one way until all have arrived, again and again those that got lost; answers what
+/// arrived.
 fn exchange(clock: &Clock, from: &mut End<'_>, to: &mut End<'_>, peer: u64, bodies: &[Vec<u8>]) {
     let mut got: Vec<Message> = Vec::new();
     let mut back = Vec::new();
@@ -119,7 +122,8 @@ fn exchange(clock: &Clock, from: &mut End<'_>, to: &mut End<'_>, peer: u64, bodi
     }
 }
 
-/// One datagram from driver to driver, as often as it takes. It begins with eight bytes that no other one has.
+/// One datagram from driver to driver, as often as it takes. It begins with eight bytes that no
+/// other one has.
 fn carry(from: &mut XdpDriver, to: &mut XdpDriver, pool: &Pool, parts: &[&[u8]]) {
     let (mut got, mut back) = (Vec::new(), Vec::new());
     let (since, expected) = (Instant::now(), parts.concat());
@@ -169,7 +173,8 @@ fn introduce(a: &mut XdpDriver, b: &mut XdpDriver, pool: &Pool) {
     }
 }
 
-/// The end of a driver: everything is sent, and its frames have come back, but for so many that the test holds.
+/// The end of a driver: everything is sent, and its frames have come back, but for so many that the
+/// test holds.
 fn close(driver: XdpDriver, pool: &Pool, held: u32) {
     await_sent(&driver);
     drop(driver);
@@ -260,8 +265,8 @@ fn frames_of_any_size_will_do() {
     talk(9000, 9216, "10.77.0.1:7101", "10.77.0.2:7102");
 }
 
-/// What arrives in frames is sent on from them, and reaches the receiver's frames, without a copy in either program:
-/// the way of a log entry. //= cyclone §4.2
+/// What arrives in frames is sent on from them, and reaches the receiver's frames, without a copy
+/// in either program: the way of a log entry. //= cyclone §4.2
 #[test]
 fn payloads_are_forwarded_uncopied() {
     for (mtu, frame_bytes, len) in [(1500, 2048, 1300), (9000, 4096, 8000)] {
@@ -329,7 +334,8 @@ fn payloads_are_forwarded_uncopied() {
     }
 }
 
-/// A peer with an ordinary socket: its kernel checks our headers and sums, and may leave sums to a card.
+/// A peer with an ordinary socket: its kernel checks our headers and sums, and may leave sums to a
+/// card.
 #[test]
 fn ordinary_sockets_are_understood() {
     for (at, peer) in [
@@ -361,7 +367,8 @@ fn ordinary_sockets_are_understood() {
     }
 }
 
-/// Bytes that are no messages, and packets that are no datagrams, are counted and dropped; what follows them is received.
+/// Bytes that are no messages, and packets that are no datagrams, are counted and dropped; what
+/// follows them is received.
 #[test]
 fn garbage_is_dropped() {
     let Some(cable) = Cable::new(1500, 1) else {
@@ -393,7 +400,8 @@ fn garbage_is_dropped() {
     assert_eq!(pool.free(), pool.count());
 }
 
-/// A slow or dead receiver, an interface that goes down and comes up: frames come back, and it goes on.
+/// A slow or dead receiver, an interface that goes down and comes up: frames come back, and it goes
+/// on.
 #[test]
 fn no_frame_is_lost_when_the_cable_is() {
     let Some(cable) = Cable::new(1500, 1) else {

@@ -1,5 +1,5 @@
-//! Two machines joined by a cable: network namespaces without names and a veth pair, gone with the thread that made
-//! them and the sockets in them.
+//! Two machines joined by a cable: network namespaces without names and a veth pair, gone with the
+//! thread that made them and the sockets in them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,7 +8,8 @@ use std::process::Command;
 /// One machine: a network namespace.
 pub struct Machine(File);
 
-/// A cable between two machines, `va` in one, `vb` in the other: 10.77.0.1 and fd77::1, 10.77.0.2 and fd77::2.
+/// A cable between two machines, `va` in one, `vb` in the other: 10.77.0.1 and fd77::1, 10.77.0.2
+/// and fd77::2.
 pub struct Cable {
     pub a: Machine,
     pub b: Machine,
@@ -35,7 +36,8 @@ impl Machine {
         Some(machine)
     }
 
-    /// A cable from here to another machine; each end has an address of its machine's, the same on all its cables.
+    /// A cable from here to another machine; each end has an address of its machine's, the same on
+    /// all its cables.
     pub fn connect(&self, own: (&str, u8), other: &Machine, others: (&str, u8)) {
         self.ip(&format!(
             "link add {} type veth peer name {} netns {}",

@@ -1,4 +1,5 @@
-//! Several ports in a row on the same queues, each with a driver of its own, as a replica's logs have them.
+//! Several ports in a row on the same queues, each with a driver of its own, as a replica's logs
+//! have them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -76,8 +77,8 @@ fn each_port_has_a_socket_on_each_queue() {
     }
 }
 
-/// Threads of their own send and receive by the ports of one queue, payloads of the pool among them; frames that one has sent come back to
-/// another, and none is lost or given out twice.
+/// Threads of their own send and receive by the ports of one queue, payloads of the pool among
+/// them; frames that one has sent come back to another, and none is lost or given out twice.
 #[test]
 fn threads_share_a_queue() {
     let Some(cable) = Cable::new(1500, 1) else {

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Sends on a link of 100 Mbit/s what a socket buffer of 64 KiB does not hold: with UDP each datagram that leaves makes room for the next.
+/// Sends on a link of 100 Mbit/s what a socket buffer of 64 KiB does not hold: with UDP each
+/// datagram that leaves makes room for the next.
 #[test]
 fn a_message_longer_than_the_socket_s_buffer_crosses_a_slow_link() {
     let Some(cable) = Cable::new(1500, 1) else {

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::*;
 
-/// Several queues: datagrams arrive on the one that the interface chooses, and all of them are served.
+/// Several queues: datagrams arrive on the one that the interface chooses, and all of them are
+/// served.
 #[test]
 fn several_queues_serve_one_port() {
     let Some(cable) = Cable::new(1500, 2) else {
@@ -64,7 +65,8 @@ fn several_queues_serve_one_port() {
     close(b, &pool_b, 0);
 }
 
-/// A log that has most of the frames, as after a restart: each queue gets some to send and receive with, and the rest when there are more.
+/// A log that has most of the frames, as after a restart: each queue gets some to send and receive
+/// with, and the rest when there are more.
 #[test]
 fn a_full_log_leaves_every_queue_some_frames() {
     let Some(cable) = Cable::new(1500, 4) else {
@@ -83,7 +85,8 @@ fn a_full_log_leaves_every_queue_some_frames() {
     let mut b = open("10.77.0.2:7102", &pool_b, &options("vb"));
     introduce(&mut a, &mut b, &pool_b);
 
-    // By each queue in both directions: it is chosen by the far port for what is sent, by the interface for what comes.
+    // By each queue in both directions: it is chosen by the far port for what is sent, by the
+    // interface for what comes.
     let far: Vec<UdpSocket> = (0..32)
         .map(|_| UdpSocket::bind("10.77.0.2:0").expect("a socket"))
         .collect();
@@ -255,7 +258,8 @@ fn the_way_is_said() {
     }
 }
 
-/// What an interface carries may become less while it is in use: what does not fit any more is cut by the kernel.
+/// What an interface carries may become less while it is in use: what does not fit any more is cut
+/// by the kernel.
 #[test]
 fn an_interface_that_carries_less_from_now_on_is_noticed() {
     let Some(cable) = Cable::new(9000, 1) else {

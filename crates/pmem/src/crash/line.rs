@@ -56,7 +56,8 @@ impl Line {
         }
     }
 
-    /// With `last_only`, of several values that a word had since its last flush only the newest may survive.
+    /// With `last_only`, of several values that a word had since its last flush only the newest may
+    /// survive.
     pub(super) fn store(&mut self, from: usize, bytes: &[u8], last_only: bool) {
         let old = self.newest;
         self.newest[from..from + bytes.len()].copy_from_slice(bytes);

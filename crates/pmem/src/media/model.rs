@@ -5,7 +5,8 @@ const BUS_LINE_BYTES: u64 = 64;
 /// Lines that a DIMM's buffer may have at most; keeps a store's work bounded.
 const MAX_LINES: u64 = 1024;
 
-/// What the modelled device is like. The default is the one set that reproduces the paper; see the module's text.
+/// What the modelled device is like. The default is the one set that reproduces the paper; see the
+/// module's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaParameters {
     /// DIMMs that addresses are spread over.
@@ -82,7 +83,8 @@ pub struct MediaError {
     value: u64,
 }
 
-/// Bytes and lines so far. Lines that are still in the buffers are not yet written; [`Media::drain`] writes them.
+/// Bytes and lines so far. Lines that are still in the buffers are not yet written;
+/// [`Media::drain`] writes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MediaStats {
     /// Bytes that arrived over the memory bus, in whole bus lines.
@@ -156,7 +158,8 @@ impl Dimm {
     }
 }
 
-/// The modelled device. Feed it every store in the order in which the memory controller would see them.
+/// The modelled device. Feed it every store in the order in which the memory controller would see
+/// them.
 #[derive(Clone, Debug)]
 pub struct Media {
     parameters: MediaParameters,
@@ -199,13 +202,14 @@ impl Media {
         &self.parameters
     }
 
-    /// A store of `len` bytes at `address`, time left out. The work is proportional to the bus lines touched.
+    /// A store of `len` bytes at `address`, time left out. The work is proportional to the bus
+    /// lines touched.
     pub fn store(&mut self, address: u64, len: u64) {
         self.store_at(address, len, 0);
     }
 
-    /// A store that reaches the memory controller at `now_ns`. Answers when it is accepted, and so durable: now, or
-    /// later where the media is behind.
+    /// A store that reaches the memory controller at `now_ns`. Answers when it is accepted, and so
+    /// durable: now, or later where the media is behind.
     pub fn store_at(&mut self, address: u64, len: u64, now_ns: u64) -> u64 {
         if len == 0 {
             return now_ns;

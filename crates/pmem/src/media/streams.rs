@@ -1,5 +1,5 @@
-//! The load of rowan fig. 2 and 8: remote threads that each write a log of their own, or append to one together, and
-//! local cores that write beside them.
+//! The load of rowan fig. 2 and 8: remote threads that each write a log of their own, or append to
+//! one together, and local cores that write beside them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,8 +13,8 @@ pub enum RemoteLog {
     Exclusive,
     /// All append to one, in order of arrival (rowan §6.2).
     Appended,
-    /// So many threads share each log; addresses are taken when a write is issued, and it arrives when it arrives
-    /// (rowan §6.1, Share-KV).
+    /// So many threads share each log; addresses are taken when a write is issued, and it arrives
+    /// when it arrives (rowan §6.1, Share-KV).
     Shared {
         /// Threads per log.
         threads: u32,
@@ -33,8 +33,9 @@ pub struct LocalWriters {
 }
 
 impl LocalWriters {
-    /// The paper's: 18 cores, 128 bytes at a time. A core goes on while its non-temporal stores wait in its fill
-    /// buffers; two under way give the split between local and remote bytes that the paper's figures imply.
+    /// The paper's: 18 cores, 128 bytes at a time. A core goes on while its non-temporal stores
+    /// wait in its fill buffers; two under way give the split between local and remote bytes that
+    /// the paper's figures imply.
     pub const PAPER: LocalWriters = LocalWriters {
         cores: 18,
         store_bytes: 128,
@@ -47,8 +48,8 @@ impl LocalWriters {
     };
 }
 
-/// A load: every remote thread has one write outstanding, pauses when it is accepted, and writes on; so does a local
-/// core with each of its own.
+/// A load: every remote thread has one write outstanding, pauses when it is accepted, and writes
+/// on; so does a local core with each of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streams {
     /// Remote threads.
@@ -141,8 +142,8 @@ struct Logs {
 }
 
 impl Logs {
-    /// Logs begin anywhere in the interleave pattern, behind some whole number of writes: threads that started
-    /// together drift apart.
+    /// Logs begin anywhere in the interleave pattern, behind some whole number of writes: threads
+    /// that started together drift apart.
     fn new(write_bytes: impl Iterator<Item = u64>, draw: &mut Draw) -> Logs {
         let begin = |(log, bytes)| log * LOG_SPACE_BYTES + draw.next() % 4096 * bytes;
         Logs {

@@ -1,4 +1,5 @@
-//! A manager in office: renews its record, hears servers, writes configurations, has them adopted, commits them.
+//! A manager in office: renews its record, hears servers, writes configurations, has them adopted,
+//! commits them.
 
 mod hear;
 mod records;
@@ -6,11 +7,11 @@ mod records;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::roll::{Roll, Verdict};
-use super::{Beat, Command, CommandError, Desk, Event, Notice};
+use super::roll::{FailureDetector, Verdict};
+use super::{Command, CommandError, Event, LeaseRenewal, Notice, StepContext};
 use crate::balance::{self, Loads, Move};
 use crate::change::{Draft, Weights, at_rest};
-use crate::codec::{Leases, Office};
+use crate::codec::{LeaderRecord, Leases};
 use crate::config::{ConfigError, Configuration, MAX_MEMBERS, Member, ServerId, ShardId, Standing};
 use crate::message::{Hello, ToServer};
 use crate::planted::{self, Mistake};
@@ -36,15 +37,15 @@ struct Writing {
 }
 
 pub(super) struct Leading {
-    office: Office,
+    office: LeaderRecord,
     revision: Revision,
     /// The lease on the office.
     trusted_until_us: u64,
     /// For how long a renewal of it is believed in.
     trusted_us: u64,
-    beat: Option<Beat>,
+    beat: Option<LeaseRenewal>,
     next_beat_us: u64,
-    roll: Roll,
+    roll: FailureDetector,
     /// Newest configuration known to be in the store.
     stored: Option<Stored>,
     /// The store holds no configuration.
@@ -54,7 +55,8 @@ pub(super) struct Leading {
     doubtful: Option<Writing>,
     reading: Option<Ticket>,
     next_try_us: u64,
-    /// This time in office has written a configuration: nobody from an earlier time can write any more.
+    /// This time in office has written a configuration: nobody from an earlier time can write any
+    /// more.
     settled_in: bool,
     committed: u64,
     written_us: u64,
@@ -85,16 +87,17 @@ pub(super) struct Leading {
 impl Leading {
     pub(super) fn new(
         now_us: u64,
-        office: Office,
+        office: LeaderRecord,
         revision: Revision,
         sent_us: u64,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) -> Leading {
         desk.tell(Notice::InOffice {
             epoch: office.epoch,
         });
         let rules = desk.rules;
-        // A former manager may have granted leases until a moment ago, to anybody, and longer ones than this one does.
+        // A former manager may have granted leases until a moment ago, to anybody, and longer ones
+        // than this one does.
         let out_us = office.leases.map_or(rules.lease_us, |out| out.lease_us);
         let inherited_us = now_us.saturating_add(out_us.max(rules.lease_us));
         Leading {
@@ -104,7 +107,7 @@ impl Leading {
             trusted_us: rules.trusted_us(rules.manager_lease_us),
             beat: None,
             next_beat_us: sent_us + rules.manager_lease_us / 4,
-            roll: Roll::new(now_us, inherited_us),
+            roll: FailureDetector::new(now_us, inherited_us),
             stored: None,
             blank: false,
             writing: None,
@@ -142,13 +145,15 @@ impl Leading {
     }
 
     /// `false`: out of office.
-    pub(super) fn step(&mut self, now_us: u64, event: Event, desk: &mut Desk) -> bool {
+    pub(super) fn step(&mut self, now_us: u64, event: Event, desk: &mut StepContext) -> bool {
         let stays = match event {
             Event::Store(Report::Answer(ticket, answer)) => {
                 self.answered(now_us, ticket, answer, desk)
             }
             Event::StoreRefused(ticket) => self.answered(now_us, ticket, Answer::Unavailable, desk),
-            Event::Store(Report::Changed(Key::Office, record)) => self.watched_office(&record),
+            Event::Store(Report::Changed(Key::LeaderRecord, record)) => {
+                self.watched_office(&record)
+            }
             Event::Store(Report::Changed(Key::Configuration, _)) => true,
             Event::Message(message) => {
                 if self.in_office(now_us) {
@@ -169,7 +174,8 @@ impl Leading {
 
     fn watched_office(&mut self, record: &Record) -> bool {
         record.revision <= self.revision
-            || Office::decode(&record.value).is_ok_and(|office| office.epoch <= self.office.epoch)
+            || LeaderRecord::decode(&record.value)
+                .is_ok_and(|office| office.epoch <= self.office.epoch)
     }
 
     pub(super) fn command(&mut self, command: Command) -> Result<(), CommandError> {
@@ -220,7 +226,7 @@ impl Leading {
         Ok(())
     }
 
-    fn drive(&mut self, now_us: u64, desk: &mut Desk) {
+    fn drive(&mut self, now_us: u64, desk: &mut StepContext) {
         self.renew_office(now_us, desk);
         let idle = self.writing.is_none() && self.reading.is_none();
         if !self.in_office(now_us) || !idle || self.unreadable || now_us < self.next_try_us {
@@ -246,11 +252,11 @@ impl Leading {
         self.commit(now_us, desk);
     }
 
-    fn renew_office(&mut self, now_us: u64, desk: &mut Desk) {
+    fn renew_office(&mut self, now_us: u64, desk: &mut StepContext) {
         if self.beat.is_some() || now_us < self.next_beat_us {
             return;
         }
-        let mut office = Office {
+        let mut office = LeaderRecord {
             beat: self.office.beat + 1,
             ..self.office
         };
@@ -262,12 +268,12 @@ impl Leading {
         }
         let expected = self.revision;
         let ticket = desk.ask(Request::Swap {
-            key: Key::Office,
+            key: Key::LeaderRecord,
             expected,
             value: office.encode(),
         });
         self.next_beat_us = now_us + desk.rules.manager_lease_us / 4;
-        self.beat = Some(Beat {
+        self.beat = Some(LeaseRenewal {
             ticket,
             office,
             expected,
@@ -276,7 +282,7 @@ impl Leading {
     }
 
     /// The first configuration, once enough servers are there.
-    fn found(&mut self, desk: &mut Desk) {
+    fn found(&mut self, desk: &mut StepContext) {
         let founding = desk.founding;
         if self.hellos.len() < founding.servers.max(1) {
             return;
@@ -316,14 +322,15 @@ impl Leading {
         }
     }
 
-    /// Writes a configuration, unless it contradicts itself: no manager and no server could read it.
+    /// Writes a configuration, unless it contradicts itself: no manager and no server could read
+    /// it.
     fn write(
         &mut self,
         expected: Revision,
         config: Configuration,
         commands: usize,
         copied: Vec<(ServerId, ShardId, u64)>,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) -> Result<(), ConfigError> {
         config.check()?;
         let bytes = config.encode();
@@ -342,9 +349,15 @@ impl Leading {
         Ok(())
     }
 
-    /// A draft that contradicts itself. Whatever it was made from beside failures is dropped, so that the next one does
-    /// without: servers say again what they have to say, operators are told.
-    fn drop_draft(&mut self, now_us: u64, error: ConfigError, commands: usize, desk: &mut Desk) {
+    /// A draft that contradicts itself. Whatever it was made from beside failures is dropped, so
+    /// that the next one does without: servers say again what they have to say, operators are told.
+    fn drop_draft(
+        &mut self,
+        now_us: u64,
+        error: ConfigError,
+        commands: usize,
+        desk: &mut StepContext,
+    ) {
         let commands: Vec<Command> = self.commands.drain(..commands).collect();
         self.copied.clear();
         self.hellos.clear();
@@ -355,9 +368,9 @@ impl Leading {
         self.contradiction = Some(error);
     }
 
-    /// The next configuration, if one is needed. Failures and restarts do not wait for the last one to be committed, as
-    /// it may never be without them; all else does.
-    fn change(&mut self, now_us: u64, desk: &mut Desk) {
+    /// The next configuration, if one is needed. Failures and restarts do not wait for the last one
+    /// to be committed, as it may never be without them; all else does.
+    fn change(&mut self, now_us: u64, desk: &mut StepContext) {
         let Some(stored) = &self.stored else {
             return;
         };
@@ -434,9 +447,9 @@ impl Leading {
         }
     }
 
-    /// Whether copies that have become full are to be counted now: each configuration is a pause for everybody, so those that become full
-    /// soon after each other share one.
-    fn are_copies_due(&mut self, now_us: u64, base: &Configuration, desk: &Desk) -> bool {
+    /// Whether copies that have become full are to be counted now: each configuration is a pause
+    /// for everybody, so those that become full soon after each other share one.
+    fn are_copies_due(&mut self, now_us: u64, base: &Configuration, desk: &StepContext) -> bool {
         if self.copied.is_empty() {
             self.copied_since_us = None;
             return false;
@@ -446,12 +459,13 @@ impl Leading {
         waited || base.copy_tasks().count() <= self.copied.len()
     }
 
-    /// Those who have said hello. One whose earlier process is a member comes in at once, as that process will never
-    /// adopt anything; others wait for a commitment.
+    /// Those who have said hello. One whose earlier process is a member comes in at once, as that
+    /// process will never adopt anything; others wait for a commitment.
     fn let_in(&mut self, draft: &mut Draft, committed: bool) {
         for hello in self.hellos.values() {
             match draft.config().member(hello.server) {
-                // Another memory under the name of a member: that one has failed, and is heard of no more.
+                // Another memory under the name of a member: that one has failed, and is heard of
+                // no more.
                 Some(member)
                     if member.incarnation != hello.incarnation
                         && (member.standing != Standing::Down
@@ -474,8 +488,9 @@ impl Leading {
         }
     }
 
-    /// Once a period, when all primaries have told their counts and nothing is being copied. //= rowan §4.6
-    fn reshard(&mut self, now_us: u64, draft: &mut Draft, desk: &mut Desk) {
+    /// Once a period, when all primaries have told their counts and nothing is being copied. //=
+    /// rowan §4.6
+    fn reshard(&mut self, now_us: u64, draft: &mut Draft, desk: &mut StepContext) {
         if now_us < self.period_ends_us {
             return;
         }
@@ -505,7 +520,7 @@ impl Leading {
         self.loads.clear();
     }
 
-    fn commit(&mut self, now_us: u64, desk: &mut Desk) {
+    fn commit(&mut self, now_us: u64, desk: &mut StepContext) {
         let Some(stored) = self.stored.as_ref().filter(|_| self.settled_in) else {
             return;
         };

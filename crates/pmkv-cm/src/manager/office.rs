@@ -1,8 +1,8 @@
-//! Getting into office: watching the record that the one in office renews, and taking over when it stands still for a
-//! whole lease (see [`crate::store`] for why that is safe).
+//! Getting into office: watching the record that the one in office renews, and taking over when it
+//! stands still for a whole lease (see [`crate::store`] for why that is safe).
 
-use super::{Beat, Desk, Event};
-use crate::codec::{Leases, Office};
+use super::{Event, LeaseRenewal, StepContext};
+use crate::codec::{LeaderRecord, Leases};
 use crate::planted::{self, Mistake};
 use crate::store::{Answer, Key, Record, Report, Request, Revision};
 
@@ -12,14 +12,14 @@ pub(super) struct Standby {
     seen: Option<(Record, u64)>,
     /// A question or a bid under way.
     asking: Option<u64>,
-    bid: Option<Beat>,
+    bid: Option<LeaseRenewal>,
     /// A bid whose outcome is not known.
-    doubtful: Option<Beat>,
+    doubtful: Option<LeaseRenewal>,
     next_ask_us: u64,
 }
 
 /// Won: the record, its revision, and when the request was sent.
-pub(super) type Won = (Office, Revision, u64);
+pub(super) type Won = (LeaderRecord, Revision, u64);
 
 impl Standby {
     pub(super) fn new(now_us: u64) -> Standby {
@@ -32,9 +32,16 @@ impl Standby {
         }
     }
 
-    pub(super) fn step(&mut self, now_us: u64, event: Event, desk: &mut Desk) -> Option<Won> {
+    pub(super) fn step(
+        &mut self,
+        now_us: u64,
+        event: Event,
+        desk: &mut StepContext,
+    ) -> Option<Won> {
         match event {
-            Event::Store(Report::Changed(Key::Office, record)) => return self.see(now_us, record),
+            Event::Store(Report::Changed(Key::LeaderRecord, record)) => {
+                return self.see(now_us, record);
+            }
             Event::Store(Report::Answer(ticket, answer)) => {
                 return self.answered(now_us, ticket, answer);
             }
@@ -82,15 +89,16 @@ impl Standby {
         won.map(|bid| (bid.office, revision, bid.sent_us))
     }
 
-    fn tick(&mut self, now_us: u64, desk: &mut Desk) {
+    fn tick(&mut self, now_us: u64, desk: &mut StepContext) {
         if self.bid.is_some() {
             return;
         }
         if let Some((record, since_us)) = &self.seen {
-            let last = Office::decode(&record.value).ok();
+            let last = LeaderRecord::decode(&record.value).ok();
             let out = last.and_then(|office| office.leases);
             let out = out.filter(|_| !planted::has(Mistake::OwnLeasesAssumed));
-            // The holder takes the drift off; a whole lease on this clock is enough: the holder's, which may be longer than one's own.
+            // The holder takes the drift off; a whole lease on this clock is enough: the holder's,
+            // which may be longer than one's own.
             let own_us = desk.rules.manager_lease_us;
             let wait_us = out.map_or(own_us, |out| out.manager_lease_us.max(own_us));
             let nobody = record.revision == 0;
@@ -98,12 +106,13 @@ impl Standby {
             if nobody || still || planted::has(Mistake::OfficeSeized) {
                 let expected = record.revision;
                 let lease_us = desk.rules.lease_us;
-                let office = Office {
+                let office = LeaderRecord {
                     holder: desk.id,
                     epoch: last.map_or(0, |office| office.epoch) + 1,
                     beat: 0,
                     leases: Some(Leases {
-                        // Whoever comes next must wait for these too, if this time in office is short.
+                        // Whoever comes next must wait for these too, if this time in office is
+                        // short.
                         lease_us: out.map_or(lease_us, |out| out.lease_us.max(lease_us)),
                         manager_lease_us: own_us,
                     }),
@@ -112,11 +121,11 @@ impl Standby {
                 self.seen = None;
                 self.next_ask_us = now_us + desk.rules.manager_lease_us / 2;
                 let ticket = desk.ask(Request::Swap {
-                    key: Key::Office,
+                    key: Key::LeaderRecord,
                     expected,
                     value: office.encode(),
                 });
-                self.bid = Some(Beat {
+                self.bid = Some(LeaseRenewal {
                     ticket,
                     office,
                     expected,
@@ -127,7 +136,7 @@ impl Standby {
         }
         if self.asking.is_none() && now_us >= self.next_ask_us {
             self.next_ask_us = now_us + desk.rules.manager_lease_us / 2;
-            self.asking = Some(desk.ask(Request::Get(Key::Office)));
+            self.asking = Some(desk.ask(Request::Get(Key::LeaderRecord)));
         }
     }
 }

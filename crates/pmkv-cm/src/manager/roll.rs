@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Configuration, ServerId};
-use crate::rules::Rules;
+use crate::rules::Timing;
 
 /// What a manager in office knows of a server.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +23,15 @@ struct Entry {
 }
 
 /// The roll of servers.
-pub(super) struct Roll {
+pub(super) struct FailureDetector {
     entries: BTreeMap<ServerId, Entry>,
     began_us: u64,
     /// No lease of a former manager is believed in after this moment.
     inherited_us: u64,
     /// Since when more than half of the members are missing.
     missing_since_us: Option<u64>,
-    /// The cluster was missing as a whole when this time in office began, or has been since: those that were never
-    /// heard get more time.
+    /// The cluster was missing as a whole when this time in office began, or has been since: those
+    /// that were never heard get more time.
     cold: bool,
 }
 
@@ -43,9 +43,9 @@ pub(super) enum Verdict {
     Patient(u64),
 }
 
-impl Roll {
-    pub(super) fn new(now_us: u64, inherited_us: u64) -> Roll {
-        Roll {
+impl FailureDetector {
+    pub(super) fn new(now_us: u64, inherited_us: u64) -> FailureDetector {
+        FailureDetector {
             entries: BTreeMap::new(),
             began_us: now_us,
             inherited_us,
@@ -54,8 +54,8 @@ impl Roll {
         }
     }
 
-    /// Members from now on. A process that was not one before is taken as heard at this moment, and as holding a lease
-    /// of a former manager.
+    /// Members from now on. A process that was not one before is taken as heard at this moment, and
+    /// as holding a lease of a former manager.
     pub(super) fn admit(&mut self, now_us: u64, config: &Configuration) {
         for member in config.up() {
             let (began_us, inherited_us) = (self.began_us, self.inherited_us);
@@ -98,7 +98,7 @@ impl Roll {
     }
 
     /// A lease is granted now.
-    pub(super) fn granted(&mut self, now_us: u64, id: ServerId, rules: &Rules) {
+    pub(super) fn granted(&mut self, now_us: u64, id: ServerId, rules: &Timing) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.expires_us = entry.expires_us.max(now_us + rules.lease_us);
         }
@@ -130,13 +130,13 @@ impl Roll {
             .for_each(|entry| entry.sent_us = 0);
     }
 
-    /// Who has failed. `written_us` is when the newest configuration was written, if it is not committed: members that
-    /// have not adopted it for too long have failed, too.
+    /// Who has failed. `written_us` is when the newest configuration was written, if it is not
+    /// committed: members that have not adopted it for too long have failed, too.
     pub(super) fn verdict(
         &mut self,
         now_us: u64,
         config: &Configuration,
-        rules: &Rules,
+        rules: &Timing,
         uncommitted_since_us: Option<u64>,
     ) -> Verdict {
         let (mut silent, mut never, mut up) = (BTreeSet::new(), BTreeSet::new(), 0usize);

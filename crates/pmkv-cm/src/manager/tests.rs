@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::{Action, Command, CommandError, Event, Founding, Manager, Notice};
-use crate::codec::{Leases, Office};
+use crate::codec::{LeaderRecord, Leases};
 use crate::config::{Configuration, MAX_MEMBERS, ManagerId, ServerId, Standing};
 use crate::holder::{self, Holder};
 use crate::message::{FromServer, Hello, Refusal, ToServer};
 use crate::planted::{self, Mistake};
-use crate::rules::Rules;
+use crate::rules::Timing;
 use crate::store::memory::MemoryStore;
 use crate::store::{Answer, Key, Report, Request, Store};
 
@@ -36,7 +36,7 @@ struct World {
 impl World {
     /// Nobody is there yet.
     fn of(servers: u64, replication: u8) -> World {
-        let rules = Rules::with_lease(10_000);
+        let rules = Timing::with_lease(10_000);
         let founding = Founding {
             cluster: 5,
             servers: servers as usize,
@@ -66,14 +66,14 @@ impl World {
 
     /// A server whose own rules say so.
     fn join_with(&mut self, id: u64, lease_us: u64) {
-        let rules = Rules::with_lease(lease_us);
+        let rules = Timing::with_lease(lease_us);
         let holder = Holder::new(hello(id), rules, self.now_us).unwrap();
         self.servers.insert(ServerId(id), holder);
     }
 
     /// The manager dies, and another one begins.
     fn another_manager(&mut self, id: u64) {
-        let (rules, founding) = (Rules::with_lease(10_000), self.manager.founding);
+        let (rules, founding) = (Timing::with_lease(10_000), self.manager.founding);
         let manager = Manager::new(ManagerId(id), rules, founding, self.now_us);
         self.manager = manager.unwrap();
         self.store = self.store.another();
@@ -170,15 +170,15 @@ impl World {
         member.map(|it| it.standing)
     }
 
-    fn office(&mut self) -> Office {
+    fn office(&mut self) -> LeaderRecord {
         let mut end = self.store.another();
-        end.submit(0, 1, Request::Get(Key::Office)).unwrap();
+        end.submit(0, 1, Request::Get(Key::LeaderRecord)).unwrap();
         let mut reports = Vec::new();
         end.poll(0, &mut reports);
         let Some(Report::Answer(_, Answer::Value(record))) = reports.first() else {
             panic!("{reports:?}");
         };
-        Office::decode(&record.value).expect("what is written can be read")
+        LeaderRecord::decode(&record.value).expect("what is written can be read")
     }
 
     fn stored(&mut self) -> Configuration {
@@ -290,14 +290,14 @@ const LONG_OFFICE_US: u64 = 200_000;
 fn after_a_manager_with(leases: Option<Leases>) -> World {
     let mut world = World::of(4, 2);
     (1..=4).for_each(|id| world.join(id));
-    let office = Office {
+    let office = LeaderRecord {
         holder: ManagerId(9),
         epoch: 1,
         beat: 0,
         leases,
     };
     let swap = Request::Swap {
-        key: Key::Office,
+        key: Key::LeaderRecord,
         expected: 0,
         value: office.encode(),
     };
@@ -305,7 +305,8 @@ fn after_a_manager_with(leases: Option<Leases>) -> World {
     world
 }
 
-/// The file said longer leases when the last manager began: it may still be in office, and servers may hold leases of it.
+/// The file said longer leases when the last manager began: it may still be in office, and servers
+/// may hold leases of it.
 #[test]
 fn longer_leases_of_former_managers_are_waited_for() {
     let mut world = after_a_manager_with(Some(Leases {
@@ -328,7 +329,7 @@ fn longer_leases_of_former_managers_are_waited_for() {
 
     // From then on its own are the longest.
     (0..50).for_each(|_| world.turn());
-    let own = Rules::with_lease(10_000);
+    let own = Timing::with_lease(10_000);
     let leases = Leases {
         lease_us: own.lease_us,
         manager_lease_us: own.manager_lease_us,
@@ -379,7 +380,8 @@ fn a_stall_does_not_end_a_draining() {
     world.run_until(|world| world.standing(4).is_none());
 }
 
-/// Another memory comes under the number of a server that was drained when it failed, and that nothing is with any more.
+/// Another memory comes under the number of a server that was drained when it failed, and that
+/// nothing is with any more.
 #[test]
 fn a_new_memory_is_let_in_where_the_old_one_held_nothing() {
     let mut world = World::new(4, 2);
@@ -392,7 +394,7 @@ fn a_new_memory_is_let_in_where_the_old_one_held_nothing() {
         session: 2,
         ..hello(4)
     };
-    let rules = Rules::with_lease(10_000);
+    let rules = Timing::with_lease(10_000);
     let holder = Holder::new(other, rules, world.now_us).unwrap();
     world.servers.insert(ServerId(4), holder);
     world.run_until(|world| world.standing(4) == Some(Standing::Draining));

@@ -24,7 +24,8 @@ impl World {
         }
     }
 
-    /// At most one server would serve a shard now, those that are paused included: they might be past their check.
+    /// At most one server would serve a shard now, those that are paused included: they might be
+    /// past their check.
     pub fn check_primaries(&mut self) {
         let now_us = self.now_us;
         for shard in 0..self.shards {
@@ -38,7 +39,8 @@ impl World {
         }
     }
 
-    /// A configuration was written: sound, new, and everybody listed as a full copy holds every acknowledged write.
+    /// A configuration was written: sound, new, and everybody listed as a full copy holds every
+    /// acknowledged write.
     pub fn check_written(&mut self, config: &Arc<Configuration>) {
         let (sound, highest) = (config.check(), self.known.highest_written);
         self.break_if(sound.is_err(), || format!("{sound:?}"));

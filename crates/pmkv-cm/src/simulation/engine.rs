@@ -1,4 +1,5 @@
-//! A server: the holder, and the smallest engine that can lose a write. Shards are sets of numbered writes.
+//! A server: the holder, and the smallest engine that can lose a write. Shards are sets of numbered
+//! writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use super::Clock;
 use crate::config::{Configuration, CopyTask, ServerId, ShardId};
 use crate::holder::Holder;
 use crate::message::Hello;
-use crate::rules::Rules;
+use crate::rules::Timing;
 
 /// What a server's memory holds of a shard.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +62,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub fn start(&mut self, rules: &Rules, now_us: u64) {
+    pub fn start(&mut self, rules: &Timing, now_us: u64) {
         self.sessions += 1;
         let hello = Hello {
             server: self.id,
@@ -106,8 +107,8 @@ impl Server {
 }
 
 impl Process {
-    /// Whom a write of this shard must reach: full copies of the newest configuration adopted, and joining ones that
-    /// are committed.
+    /// Whom a write of this shard must reach: full copies of the newest configuration adopted, and
+    /// joining ones that are committed.
     pub fn targets(&self, me: ServerId, shard: ShardId) -> BTreeSet<ServerId> {
         let of = |config: &Option<Arc<Configuration>>| {
             config

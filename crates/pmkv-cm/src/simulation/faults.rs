@@ -72,7 +72,8 @@ impl World {
             copying.push(known.copied().unwrap_or((task, now_us + 2000)));
         }
         process.copying = copying;
-        // Writes under way go to copies that have joined, too: what is copied are finished writes only.
+        // Writes under way go to copies that have joined, too: what is copied are finished writes
+        // only.
         let membership = process.membership;
         let mut more = Vec::new();
         for place in 0..process.in_flight.len() {
@@ -91,7 +92,8 @@ impl World {
         }
     }
 
-    /// Reconciles the copies of shards that this server serves from now on, when it can reach all of them.
+    /// Reconciles the copies of shards that this server serves from now on, when it can reach all
+    /// of them.
     pub fn promote(&mut self, at: usize) {
         let server = &self.servers[at];
         let (id, Some(process)) = (server.id, &server.process) else {
@@ -112,7 +114,8 @@ impl World {
                 return;
             };
             let shard = &config.shards[usize::from(number)];
-            // Without a lease it is perhaps not the primary any more, and what it finds means nothing.
+            // Without a lease it is perhaps not the primary any more, and what it finds means
+            // nothing.
             let local_us = server.clock.read(self.now_us);
             let serves = process.holder.may_serve(number, local_us).is_ok();
             if shard.primary != id || shard.since != since || !serves {
@@ -237,7 +240,8 @@ impl World {
             } => {
                 let Some(at) = self.at(to) else { return };
                 let server = &mut self.servers[at];
-                // No processor takes part; whether the process runs or is paused does not matter, but it must live.
+                // No processor takes part; whether the process runs or is paused does not matter,
+                // but it must live.
                 let open = server
                     .process
                     .as_ref()

@@ -74,8 +74,8 @@ fn chaos_breaks_nothing() {
     }
 }
 
-/// The same over the embedded store, whose replicas pause and crash with their managers and lose memory lines that were
-/// not flushed.
+/// The same over the embedded store, whose replicas pause and crash with their managers and lose
+/// memory lines that were not flushed.
 #[test]
 fn chaos_over_the_embedded_store() {
     let seeds = std::env::var("CM_SEEDS").ok();
@@ -91,7 +91,8 @@ fn chaos_over_the_embedded_store() {
     assert!(offices > seeds && written > seeds * 5);
 }
 
-/// The file is changed while the cluster runs: managers that begin have shorter or longer leases than the one in office.
+/// The file is changed while the cluster runs: managers that begin have shorter or longer leases
+/// than the one in office.
 #[test]
 fn managers_whose_leases_differ_break_nothing() {
     let seeds = std::env::var("CM_SEEDS").ok();

@@ -65,8 +65,8 @@ fn serves_nothing(world: &World, id: u64) -> bool {
         .is_none_or(|p| (0..world.shards).all(|s| p.holder.may_serve(s, local_us).is_err()))
 }
 
-/// A server dies: with a lease of 10 ms its shards are served by their backups soon, spread over all that live, and get
-/// new backups in time.
+/// A server dies: with a lease of 10 ms its shards are served by their backups soon, spread over
+/// all that live, and get new backups in time.
 #[test]
 fn a_dead_servers_shards_go_to_its_backups() {
     let mut world = cluster(1, 4, 3);
@@ -92,7 +92,8 @@ fn a_dead_servers_shards_go_to_its_backups() {
     assert!(world.tally["copied"] >= 9);
 }
 
-/// A primary is paused, others take over; when it wakes it serves nothing, and comes back empty-handed.
+/// A primary is paused, others take over; when it wakes it serves nothing, and comes back
+/// empty-handed.
 #[test]
 fn a_paused_primary_finds_its_lease_gone() {
     let mut world = cluster(2, 4, 2);
@@ -124,8 +125,8 @@ fn a_managers_death_moves_nothing() {
     assert_eq!(config(&world).shards, before);
 }
 
-/// Power fails everywhere, in the midst of a migration; servers come back one by one. Nobody's shards go to others, and the
-/// migration goes on. //= rowan §4.7
+/// Power fails everywhere, in the midst of a migration; servers come back one by one. Nobody's
+/// shards go to others, and the migration goes on. //= rowan §4.7
 #[test]
 fn after_a_loss_of_power_all_is_as_before() {
     let mut world = cluster(4, 4, 2);
@@ -161,7 +162,8 @@ fn after_a_loss_of_power_all_is_as_before() {
     assert_eq!(config(&world).shards[usize::from(shard)].primary, target);
 }
 
-/// The target dies while a shard moves to it: the source serves again, with everything that was acknowledged meanwhile.
+/// The target dies while a shard moves to it: the source serves again, with everything that was
+/// acknowledged meanwhile.
 #[test]
 fn a_migration_whose_target_dies_is_rolled_back() {
     let mut world = cluster(5, 4, 2);
@@ -205,7 +207,8 @@ fn a_hot_shard_moves() {
     assert_eq!(world.known.broken, None);
 }
 
-/// A server is drained: it holds nothing in the end, and leaves; a draining that leaves too few is refused.
+/// A server is drained: it holds nothing in the end, and leaves; a draining that leaves too few is
+/// refused.
 #[test]
 fn a_drained_server_leaves() {
     let mut world = cluster(7, 4, 3);

@@ -10,7 +10,7 @@ use crate::config::{ManagerId, ServerId, ShardId};
 use crate::holder::{self, Action as HolderAction};
 use crate::manager::{Action, Event, Founding, Manager, Notice};
 use crate::message::{FromServer, Load, ToServer};
-use crate::rules::Rules;
+use crate::rules::Timing;
 use crate::store::memory::Records;
 use crate::store::{Answer, Key, Report};
 
@@ -34,7 +34,7 @@ pub(crate) struct ManagerNode {
 pub(crate) struct World {
     pub dice: Dice,
     pub now_us: u64,
-    pub rules: Rules,
+    pub rules: Timing,
     /// Each manager that begins has leases of its own: the cluster's file is changed all the time.
     pub leases_differ: bool,
     pub founding: Founding,
@@ -59,14 +59,14 @@ pub(crate) struct World {
 /// The lease that servers and, unless they differ, managers go by.
 const LEASE_US: u64 = 10_000;
 
-fn rules(lease_us: u64) -> Rules {
-    Rules {
+fn rules(lease_us: u64) -> Timing {
+    Timing {
         drift_ppm: 20_000,
         return_wait_us: 300_000,
         adopt_wait_us: 150_000,
         period_us: 40_000,
         min_requests: 20,
-        ..Rules::with_lease(lease_us)
+        ..Timing::with_lease(lease_us)
     }
 }
 
@@ -391,7 +391,7 @@ impl World {
             self.stored(&record.value);
         }
         // Watching may miss anything; managers then ask.
-        if *key == Key::Office && self.dice.once_in(4) {
+        if *key == Key::LeaderRecord && self.dice.once_in(4) {
             return;
         }
         for at in 0..self.managers.len() {
@@ -467,7 +467,8 @@ impl World {
                     self.servers[at].highest = term;
                     self.check_term(&config);
                     if let Some(process) = &mut self.servers[at].process {
-                        // The engine takes its time; a later configuration takes the place of an earlier one.
+                        // The engine takes its time; a later configuration takes the place of an
+                        // earlier one.
                         let mut all = stop;
                         if let Some((_, earlier)) = process.adopting.take() {
                             all.extend(earlier);

@@ -1,4 +1,5 @@
-//! etcd as the store of configurations: transactions that compare a key's modification revision; a watch on both keys.
+//! etcd as the store of configurations: transactions that compare a key's modification revision; a
+//! watch on both keys.
 
 use std::time::Duration;
 
@@ -124,7 +125,8 @@ async fn ask(
     }
 }
 
-/// Tells of changes for ever; after a break it looks before it watches again, so that nothing newest is missed.
+/// Tells of changes for ever; after a break it looks before it watches again, so that nothing
+/// newest is missed.
 async fn watch(mut client: Client, options: EtcdOptions, post: Post) {
     loop {
         let prefix = WatchOptions::new().with_prefix();

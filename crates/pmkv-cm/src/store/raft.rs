@@ -1,9 +1,9 @@
-//! The embedded store: one replica per manager, our own consensus underneath, so that a cluster starts with one command.
-//! Drawn in docs/formats.md, "Store of configurations".
+//! The embedded store: one replica per manager, our own consensus underneath, so that a cluster
+//! starts with one command. Drawn in docs/formats.md, "Store of configurations".
 //!
-//! The leader's replica answers; the others say [`Answer::Unavailable`], and watch. So the manager beside the leader comes
-//! into office. The state is two small records, kept in DRAM; now and then it is written to one of two slots beside the
-//! ring, whole, and the ring is trimmed.
+//! The leader's replica answers; the others say [`Answer::Unavailable`], and watch. So the manager
+//! beside the leader comes into office. The state is two small records, kept in DRAM; now and then
+//! it is written to one of two slots beside the ring, whole, and the ring is trimmed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -307,7 +307,8 @@ impl RaftStore {
         }
     }
 
-    /// A state in place of entries that the leader no longer holds: first into a slot, then the log begins behind it.
+    /// A state in place of entries that the leader no longer holds: first into a slot, then the log
+    /// begins behind it.
     fn install(&mut self, body: &[u8]) {
         let mut reader = Reader::new(body);
         let parts = (|| Ok::<_, DecodeError>((reader.bytes()?, reader.bytes()?)))();
@@ -418,7 +419,7 @@ impl RaftStore {
     /// Writes the state to a slot and trims the log, when the log has grown.
     fn checkpoint(&mut self) {
         let entries = self.applied.0.saturating_sub(self.checkpointed);
-        let full = self.group.fullness() > 0.5;
+        let full = self.group.fill_ratio() > 0.5;
         if entries < CHECKPOINT_ENTRIES && !(full && entries > 0) {
             return;
         }
@@ -445,7 +446,8 @@ fn split(area: Area) -> Result<(Area, Area), RaftStoreError> {
     Ok(area.split_at(2 * SLOT_BYTES))
 }
 
-/// A slot: the state's length, then the state, which ends in its checksum. The other slot stays whole meanwhile.
+/// A slot: the state's length, then the state, which ends in its checksum. The other slot stays
+/// whole meanwhile.
 fn write_slot(slots: &mut Area, sequence: u64, image: &[u8]) {
     let at = sequence % 2 * SLOT_BYTES;
     // Two records of at most a MiB each.
@@ -509,7 +511,8 @@ impl Store for RaftStore {
         let ticks = now_us.saturating_sub(last_us) / self.options.tick_us.max(1);
         if ticks > 0 && !self.failed {
             self.last_tick_us = Some(last_us + ticks * self.options.tick_us.max(1));
-            // After a pause time has passed for others, too; an election at once would only disturb.
+            // After a pause time has passed for others, too; an election at once would only
+            // disturb.
             self.group.tick(ticks.min(5) as u32);
         }
         let due: Vec<u64> = self

@@ -1,5 +1,6 @@
-//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network. A thread of its own runs
-//! them; requests go there through a bounded queue, answers and changes come back through a mailbox.
+//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network. A
+//! thread of its own runs them; requests go there through a bounded queue, answers and changes come
+//! back through a mailbox.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -63,8 +64,8 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Starts the thread. It ends, with everything it has begun, when `serve` does; that should be when no more requests
-    /// can come.
+    /// Starts the thread. It ends, with everything it has begun, when `serve` does; that should be
+    /// when no more requests can come.
     pub(super) fn start<F>(
         name: &str,
         serve: impl FnOnce(Requests, Post) -> F + Send + 'static,

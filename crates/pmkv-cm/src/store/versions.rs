@@ -1,6 +1,7 @@
-//! Which version a ZooKeeper node had at which revision. Versions are 32 bits wide and wrap around: renewals of an office,
-//! some milliseconds apart, use them up within months. So a record's revision is the transaction that wrote it last, which
-//! only grows, and a swap expects the version that was seen beside it.
+//! Which version a ZooKeeper node had at which revision. Versions are 32 bits wide and wrap around:
+//! renewals of an office, some milliseconds apart, use them up within months. So a record's
+//! revision is the transaction that wrote it last, which only grows, and a swap expects the version
+//! that was seen beside it.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,8 @@ const ANY: i32 = -1;
 pub(super) enum Step {
     /// At this version.
     Set(i32),
-    /// At this version, and at once again at whichever comes then, in one transaction: it would be [`ANY`], at which nothing
-    /// can be expected.
+    /// At this version, and at once again at whichever comes then, in one transaction: it would be
+    /// [`ANY`], at which nothing can be expected.
     SetTwice(i32),
     /// Nobody can expect this version.
     Impossible,
@@ -96,8 +97,8 @@ mod tests {
         }
     }
 
-    /// Two managers swap one record around every place where its version is odd: of two that expect the same revision one
-    /// wins, and revisions grow.
+    /// Two managers swap one record around every place where its version is odd: of two that expect
+    /// the same revision one wins, and revisions grow.
     #[test]
     fn swaps_go_on_when_versions_wrap() {
         for skips in [false, true] {
@@ -112,12 +113,12 @@ mod tests {
                 for round in 0..20 {
                     let seen = ends
                         .each_mut()
-                        .map(|end| end.saw(Key::Office, node.mzxid, node.version));
+                        .map(|end| end.saw(Key::LeaderRecord, node.mzxid, node.version));
                     assert_eq!(seen[0], seen[1]);
                     assert!(seen[0] > last, "round {round} from {start}");
                     last = seen[0];
                     let steps = ends.each_ref().map(|end| {
-                        let version = end.at(Key::Office, last).expect("the newest");
+                        let version = end.at(Key::LeaderRecord, last).expect("the newest");
                         assert_eq!(version, node.version, "round trip");
                         Step::from(version)
                     });
@@ -139,7 +140,7 @@ mod tests {
         assert!(old < new);
         assert_eq!(versions.at(key, new), Some(i32::MIN));
         assert_eq!(versions.at(key, old), None);
-        assert_eq!(versions.at(Key::Office, new), None);
+        assert_eq!(versions.at(Key::LeaderRecord, new), None);
         assert_eq!(Step::from(ANY), Step::Impossible);
     }
 }

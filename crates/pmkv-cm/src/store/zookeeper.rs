@@ -1,5 +1,5 @@
-//! ZooKeeper as the store of configurations: nodes that are set at an expected version; a watch on both. Nodes are
-//! never deleted. What becomes of versions stands in `versions`.
+//! ZooKeeper as the store of configurations: nodes that are set at an expected version; a watch on
+//! both. Nodes are never deleted. What becomes of versions stands in `versions`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -108,7 +108,8 @@ fn note(seen: &Seen, key: Key, stat: &Stat) -> Revision {
     seen.borrow_mut().saw(key, stat.mzxid, stat.version)
 }
 
-/// The record as it is now. A server may lag behind; after the sync it has seen all that was written before.
+/// The record as it is now. A server may lag behind; after the sync it has seen all that was
+/// written before.
 async fn read(client: &Client, path: &str, key: Key, seen: &Seen) -> Result<Record, Error> {
     client.sync(path).await?;
     match client.get_data(path).await {

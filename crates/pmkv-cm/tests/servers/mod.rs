@@ -1,5 +1,5 @@
-//! Stores of configurations that real servers of Debian's packages offer, started on free ports and ended with the test. The
-//! server's tests use them as well.
+//! Stores of configurations that real servers of Debian's packages offer, started on free ports and
+//! ended with the test. The server's tests use them as well.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::{TcpListener, TcpStream};

@@ -7,7 +7,7 @@ use cyclone_pmkv_cm::config::ManagerId;
 use cyclone_pmkv_cm::holder::{self, Holder};
 use cyclone_pmkv_cm::manager::{self, Founding, Manager, Notice};
 use cyclone_pmkv_cm::store::{Answer, Key, Record, Report, Request, Store};
-use cyclone_pmkv_cm::{FromServer, Hello, Rules, ServerId, ToServer};
+use cyclone_pmkv_cm::{FromServer, Hello, ServerId, Timing, ToServer};
 
 pub struct Asker<S: Store> {
     pub store: S,
@@ -128,10 +128,10 @@ pub fn behaves<S: Store>(one: S, other: S) {
     other.await_change(key, b"two");
     // The other record is another one, and takes what is large.
     let large = vec![7; 300_000];
-    let Answer::Swapped(third) = one.ask(swap(Key::Office, 0, &large)) else {
+    let Answer::Swapped(third) = one.ask(swap(Key::LeaderRecord, 0, &large)) else {
         panic!("the large swap fails");
     };
-    other.await_change(Key::Office, &large);
+    other.await_change(Key::LeaderRecord, &large);
     // Many at once, of both ends: one of each pair wins.
     let (mut revision, mut won) = (third, [0, 0]);
     for round in 0..40u8 {
@@ -139,7 +139,7 @@ pub fn behaves<S: Store>(one: S, other: S) {
         let base = revision;
         for end in [first, 1 - first] {
             let asker = if end == 0 { &mut one } else { &mut other };
-            match asker.ask(swap(Key::Office, base, &[round, end as u8])) {
+            match asker.ask(swap(Key::LeaderRecord, base, &[round, end as u8])) {
                 Answer::Swapped(new) => {
                     assert!(end == first && new > base);
                     (revision, won[end]) = (new, won[end] + 1);
@@ -155,10 +155,11 @@ pub fn behaves<S: Store>(one: S, other: S) {
     assert_eq!(won, [26, 14]);
 }
 
-/// Two managers over two ends of a store, and three servers, in real time: the cluster is founded, a server dies and its
-/// shards are served elsewhere, the manager in office dies and the other goes on.
+/// Two managers over two ends of a store, and three servers, in real time: the cluster is founded,
+/// a server dies and its shards are served elsewhere, the manager in office dies and the other goes
+/// on.
 pub fn manages<S: Store>(stores: [S; 2], lease_us: u64) {
-    let mut rules = Rules::with_lease(lease_us);
+    let mut rules = Timing::with_lease(lease_us);
     rules.manager_lease_us = lease_us * 4;
     let founding = Founding {
         cluster: 5,

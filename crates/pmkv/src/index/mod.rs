@@ -1,12 +1,14 @@
 //! A shard's index in DRAM: where the newest entry of each key lies (rowan §5.3).
 //!
-//! An item is one word: 16 bits of the key's hash and the entry's address. Keys are not kept: who asks brings a function
-//! that looks at an address and tells whether the entry there is the key's. Buckets are chained; readers take no lock,
-//! writers lock one chain. The table doubles while it is used: every update moves a few chains, in their order.
+//! An item is one word: 16 bits of the key's hash and the entry's address. Keys are not kept: who
+//! asks brings a function that looks at an address and tells whether the entry there is the key's.
+//! Buckets are chained; readers take no lock, writers lock one chain. The table doubles while it is
+//! used: every update moves a few chains, in their order.
 //!
-//! **Readers.** An entry may be moved by cleaning and its segment be used again while a reader looks at it. So what was
-//! read counts only if the item is still the same word after the entry was read whole, and entries have checksums. A chain
-//! that moved meanwhile is read again in the next table.
+//! **Readers.** An entry may be moved by cleaning and its segment be used again while a reader
+//! looks at it. So what was read counts only if the item is still the same word after the entry was
+//! read whole, and entries have checksums. A chain that moved meanwhile is read again in the next
+//! table.
 
 mod table;
 #[cfg(test)]
@@ -23,7 +25,8 @@ use table::{ITEMS, MIN_BITS, Table};
 pub const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 
-/// Chains moved with each update while the table doubles: two would do, since one update adds one item at most.
+/// Chains moved with each update while the table doubles: two would do, since one update adds one
+/// item at most.
 const MOVES: usize = 4;
 
 /// The most buckets are 2^this.
@@ -103,7 +106,8 @@ impl Index {
         self.tables.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds a key. `look` reads the entry at an address and answers something if it is the key's and whole.
+    /// Finds a key. `look` reads the entry at an address and answers something if it is the key's
+    /// and whole.
     pub fn lookup<T>(&self, hash: u64, mut look: impl FnMut(u64) -> Option<T>) -> Option<T> {
         let looked = self.lookup_whole(hash, |address| {
             look(address).map_or(Looked::Other, Looked::Mine)
@@ -161,7 +165,8 @@ impl Index {
         prefetch(tables.current.head(tables.current.place(hash)));
     }
 
-    /// Where the entry of a key with this hash may lie, by what its first bucket says; it may miss some and name others.
+    /// Where the entry of a key with this hash may lie, by what its first bucket says; it may miss
+    /// some and name others.
     pub fn guess(&self, hash: u64, mut guessed: impl FnMut(u64)) {
         let tables = self.read();
         let bucket = tables.current.head(tables.current.place(hash));
@@ -189,8 +194,9 @@ impl Index {
         }
     }
 
-    /// Points a key at a new entry, unless it points at one whose version is as high already. `version_at` tells the
-    /// version of the entry at an address if it is the key's; `hash_at` the hash of the key of the entry at an address.
+    /// Points a key at a new entry, unless it points at one whose version is as high already.
+    /// `version_at` tells the version of the entry at an address if it is the key's; `hash_at` the
+    /// hash of the key of the entry at an address.
     //= rowan §5.3
     pub fn update(
         &self,
@@ -270,8 +276,9 @@ impl Index {
         })
     }
 
-    /// Adds the addresses of the chain where `from` belongs to `addresses`; answers the lowest hash of the next chain,
-    /// `None` after the last one. Hashes of one chain are below it, in no order. What is moved meanwhile is not missed.
+    /// Adds the addresses of the chain where `from` belongs to `addresses`; answers the lowest hash
+    /// of the next chain, `None` after the last one. Hashes of one chain are below it, in no order.
+    /// What is moved meanwhile is not missed.
     pub fn collect(&self, from: u64, addresses: &mut Vec<u64>) -> Option<u64> {
         let tables = self.read();
         let mut table = &tables.current;

@@ -21,7 +21,8 @@ pub(super) const MIN_BITS: u32 = 3;
 #[repr(align(64))]
 pub(super) struct Bucket {
     pub items: [AtomicU64; ITEMS],
-    /// Of a chain's first bucket also: locked, moved. All: number of the next chained bucket, from 1.
+    /// Of a chain's first bucket also: locked, moved. All: number of the next chained bucket,
+    /// from 1.
     link: AtomicU64,
 }
 
@@ -107,8 +108,8 @@ impl Table {
         self.heads.len()
     }
 
-    /// The bucket of a hash, by its highest bits: so buckets are in the order of hashes, and a bucket's items go to two
-    /// neighbours when the table doubles.
+    /// The bucket of a hash, by its highest bits: so buckets are in the order of hashes, and a
+    /// bucket's items go to two neighbours when the table doubles.
     pub fn place(&self, hash: u64) -> usize {
         (hash >> (64 - self.bits)) as usize
     }
@@ -150,7 +151,8 @@ impl Table {
         }
         let index = self.chained.fetch_add(1, Ordering::SeqCst);
         let chunk = (index / FIRST_CHUNK + 1).ilog2();
-        // 26 chunks hold 2^30 buckets; a table doubles long before one in eight of its buckets is a chained one.
+        // 26 chunks hold 2^30 buckets; a table doubles long before one in eight of its buckets is a
+        // chained one.
         let chunk = &self.chunks[chunk as usize];
         let size = FIRST_CHUNK << (index / FIRST_CHUNK + 1).ilog2();
         chunk.get_or_init(|| buckets(size as usize));

@@ -20,7 +20,8 @@ impl Random {
     }
 }
 
-/// A memory of entries: address → (key's hash, version). Hashes are keys here; some differ in their middle only.
+/// A memory of entries: address → (key's hash, version). Hashes are keys here; some differ in their
+/// middle only.
 fn hash_of(key: u64) -> u64 {
     let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // Every fourth pair of keys has the same tag and nearly the same place.
@@ -99,8 +100,8 @@ fn does_what_a_map_does_while_it_doubles() {
     }
 }
 
-/// Entries in slots that are used again and again, as segments are: a slot holds key and version behind a sequence number
-/// that is odd while it is written.
+/// Entries in slots that are used again and again, as segments are: a slot holds key and version
+/// behind a sequence number that is odd while it is written.
 struct Slots {
     slots: Vec<[AtomicU64; 3]>,
     free: Mutex<Vec<u64>>,
@@ -128,8 +129,8 @@ impl Slots {
     }
 }
 
-/// Writers, a cleaner that moves entries and gives their slots away, readers that must see every key, at versions that
-/// never go back, all while the table doubles several times.
+/// Writers, a cleaner that moves entries and gives their slots away, readers that must see every
+/// key, at versions that never go back, all while the table doubles several times.
 #[test]
 fn many_threads_never_miss_a_key_nor_go_back() {
     const KEYS: u64 = 3_000;

@@ -1,7 +1,9 @@
-//! Becoming a shard's backup: whoever has it sends all of it, a little at a time, while it serves (docs/adr/0018-becoming-primary.md).
+//! Becoming a shard's backup: whoever has it sends all of it, a little at a time, while it serves
+//! (docs/adr/0018-primary-promotion.md).
 //!
-//! What may not be on every replica yet comes first, as the records that it was written as; then everything else, entry by entry, in order of
-//! hashes. What is written meanwhile comes to who joins by itself.
+//! What may not be on every replica yet comes first, as the records that it was written as; then
+//! everything else, entry by entry, in order of hashes. What is written meanwhile comes to who
+//! joins by itself.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -19,7 +21,8 @@ const GIFTS_BEFORE: u64 = 32;
 /// An entry counts as so many bytes at least where copies are paced.
 const LEAST_COST: usize = 512;
 
-/// A server may ask another one for a shard as who joins it, and as who will serve it: their attempts differ by this.
+/// A server may ask another one for a shard as who joins it, and as who will serve it: their
+/// attempts differ by this.
 pub(super) const OF_A_JOIN: u32 = 1 << 31;
 
 /// Gathered entries that wait for room, in bytes; more are asked for again.
@@ -40,7 +43,7 @@ pub(super) struct Join {
 }
 
 /// A shard that is sent to who joins it.
-pub(super) struct Gift {
+pub(super) struct OutgoingCopy {
     to: ServerId,
     shard: ShardId,
     attempt: u32,
@@ -54,12 +57,12 @@ pub(super) struct Gift {
 
 /// Entries that were gathered and are not written down.
 #[derive(Default)]
-pub(super) struct Unadopted {
+pub(super) struct PendingImport {
     entries: VecDeque<Vec<u8>>,
     bytes: usize,
 }
 
-impl Unadopted {
+impl PendingImport {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -116,8 +119,8 @@ fn cost(entries: &[Vec<u8>]) -> u64 {
 }
 
 impl Node {
-    /// Asks for the shards that this server joins. What came in an earlier term is asked for again, unless all of it came:
-    /// whatever was written since has come by itself.
+    /// Asks for the shards that this server joins. What came in an earlier term is asked for again,
+    /// unless all of it came: whatever was written since has come by itself.
     //= rowan §4.5
     pub(super) fn join(&mut self, configuration: &Configuration) {
         let own = self.config.server;
@@ -152,7 +155,8 @@ impl Node {
         self.control().keep_tombstones(is_joining);
     }
 
-    /// Drops what was gathered and is not written down: shards that are not here yet are asked for again, from the beginning.
+    /// Drops what was gathered and is not written down: shards that are not here yet are asked for
+    /// again, from the beginning.
     pub(super) fn join_anew(&mut self) {
         self.unadopted.clear();
         for join in self.joins.values_mut().filter(|join| !join.is_here) {
@@ -163,7 +167,8 @@ impl Node {
         }
     }
 
-    /// Shards that this server has joined: it has everything that the primary had, and all that came since.
+    /// Shards that this server has joined: it has everything that the primary had, and all that
+    /// came since.
     pub fn joined(&self) -> Vec<ShardId> {
         let here = self.joins.iter().filter(|(_, join)| join.is_here);
         here.map(|(&shard, _)| shard).collect()
@@ -227,7 +232,7 @@ impl Node {
 
     /// Begins to send a shard to who joins it; what was under way for an earlier attempt ends.
     pub(super) fn give(&mut self, to: ServerId, shard: ShardId, attempt: u32) {
-        let is_same = |gift: &Gift| gift.to == to && gift.shard == shard;
+        let is_same = |gift: &OutgoingCopy| gift.to == to && gift.shard == shard;
         if self
             .gifts
             .iter()
@@ -243,7 +248,7 @@ impl Node {
         if !self.control().is_drained() {
             return;
         }
-        let mut gift = Gift {
+        let mut gift = OutgoingCopy {
             to,
             shard,
             attempt,
@@ -252,7 +257,8 @@ impl Node {
             parts: 0,
         };
         let (first, damaged) = self.store.newer(shard, gift.commit);
-        // A copy without it would count as a whole one. Who joins asks again: the key may be written meanwhile.
+        // A copy without it would count as a whole one. Who joins asks again: the key may be
+        // written meanwhile.
         if damaged.is_some() {
             self.failed_gifts += 1;
             return;
@@ -288,7 +294,7 @@ impl Node {
         }
     }
 
-    fn send_parts(&mut self, gift: &mut Gift, entries: Vec<Vec<u8>>, is_end: bool) {
+    fn send_parts(&mut self, gift: &mut OutgoingCopy, entries: Vec<Vec<u8>>, is_end: bool) {
         if entries.is_empty() && !is_end {
             return;
         }
@@ -338,7 +344,8 @@ impl Node {
         join.came.insert(part);
         join.asked_us = self.now_us;
         join.part_us = join.part_us.max(takes_us);
-        // The last part is the one that knows how many there are. They come in order, or not at all.
+        // The last part is the one that knows how many there are. They come in order, or not at
+        // all.
         join.is_whole |= parts > 0 && join.came.len() as u32 == parts;
         self.join_due_us = self.join_due_us.max(self.now_us) + takes_us;
         self.unadopted.extend(entries);

@@ -1,4 +1,5 @@
-//! A server: its control part, its workers, its messages, and the way from one configuration to the next (rowan §4.5).
+//! A server: its control part, its workers, its messages, and the way from one configuration to the
+//! next (rowan §4.5).
 //!
 //! ```text
 //!   prepare(C)   nothing is served; servers that are not in C lose their access; what was under way is digested
@@ -8,8 +9,8 @@
 //!                  serve    versions go on above all that were seen
 //! ```
 //!
-//! The same way leads from a cold start to the first request: every replica then has the same entries of a shard,
-//! wherever the crash caught them.
+//! The same way leads from a cold start to the first request: every replica then has the same
+//! entries of a shard, wherever the crash caught them.
 
 mod joining;
 mod promotion;
@@ -29,13 +30,13 @@ use cyclone_replication::{
 use crate::checkpoint::{Sink, Start};
 use crate::configuration::{Configuration, ServerId, ShardId};
 use crate::control::{CLEAN_FROM_USED_PERCENT, Control, ControlConfig};
+use crate::discarded_copy::DiscardedCopy;
 use crate::message::{Body, Message};
 use crate::peers::Peers;
 use crate::store::Store;
-use crate::void::Void;
 use crate::worker::{Role, Worker, WorkerConfig};
 
-use joining::{Gift, Join, Unadopted};
+use joining::{Join, OutgoingCopy, PendingImport};
 use promotion::Promotion;
 
 /// Messages of a term to come that are kept; who sent more asks again.
@@ -53,8 +54,8 @@ pub trait Endpoints: Send {
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError>;
 }
 
-/// The control part, between the thread that steps it and the one that steps the rest. The latter needs it at changes of
-/// configuration only, and comes first then.
+/// The control part, between the thread that steps it and the one that steps the rest. The latter
+/// needs it at changes of configuration only, and comes first then.
 pub struct SharedControl {
     control: Mutex<Control>,
     wanted: AtomicU32,
@@ -68,7 +69,8 @@ impl SharedControl {
         control
     }
 
-    /// Begins to write a checkpoint of the indexes into what `open` answers, unless one is under way.
+    /// Begins to write a checkpoint of the indexes into what `open` answers, unless one is under
+    /// way.
     ///
     /// # Errors
     /// The sink's, or that there is none.
@@ -83,7 +85,8 @@ impl SharedControl {
         self.lock().begin_checkpoint(sink)
     }
 
-    /// One step of the control thread; with nothing to do it sleeps until there may be, at most `timeout`.
+    /// One step of the control thread; with nothing to do it sleeps until there may be, at most
+    /// `timeout`.
     pub fn turn(&self, now_us: u64, timeout: Duration) -> bool {
         while self.wanted.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
@@ -122,8 +125,9 @@ pub struct NodeConfig {
     /// [`ControlConfig::clean_from_used_percent`](crate::control::ControlConfig::clean_from_used_percent).
     pub clean_from_used_percent: u32,
     /// What [`Node::void`] has answered for this memory, the last by shard.
-    pub voids: Vec<(ShardId, Void)>,
-    /// Bytes per second that it takes, on average, of shards that it joins, and that it sends to others that join.
+    pub voids: Vec<(ShardId, DiscardedCopy)>,
+    /// Bytes per second that it takes, on average, of shards that it joins, and that it sends to
+    /// others that join.
     pub join_bytes_per_s: u64,
     /// The memory's number, and the newest checkpoint of its indexes.
     pub start: Start,
@@ -195,8 +199,8 @@ pub struct Node {
     serving: BTreeSet<ShardId>,
     promotions: BTreeMap<ShardId, Promotion>,
     joins: BTreeMap<ShardId, Join>,
-    unadopted: Unadopted,
-    gifts: VecDeque<Gift>,
+    unadopted: PendingImport,
+    gifts: VecDeque<OutgoingCopy>,
     /// Gifts that a damaged entry has ended.
     failed_gifts: u64,
     messages: Vec<Message>,
@@ -271,7 +275,7 @@ impl Node {
             serving: BTreeSet::new(),
             promotions: BTreeMap::new(),
             joins: BTreeMap::new(),
-            unadopted: Unadopted::default(),
+            unadopted: PendingImport::default(),
             gifts: VecDeque::new(),
             failed_gifts: 0,
             messages: Vec::new(),
@@ -319,8 +323,8 @@ impl Node {
         &mut self.workers[number]
     }
 
-    /// Neighbouring shards have the same worker: a server's shards are often those with one remainder, which would leave
-    /// workers idle if they went by remainders too.
+    /// Neighbouring shards have the same worker: a server's shards are often those with one
+    /// remainder, which would leave workers idle if they went by remainders too.
     fn number_of(&self, shard: ShardId) -> usize {
         let shards = usize::from(self.config.shards).max(1);
         (usize::from(shard) * self.workers.len() / shards).min(self.workers.len() - 1)
@@ -347,8 +351,9 @@ impl Node {
         newest.map_or(0, |it| it.term)
     }
 
-    /// Takes a configuration: from here on nothing is served, and servers that are not in it have no access. Once this has
-    /// returned at all its members, nobody serves by an older one; then it may be committed.
+    /// Takes a configuration: from here on nothing is served, and servers that are not in it have
+    /// no access. Once this has returned at all its members, nobody serves by an older one; then it
+    /// may be committed.
     ///
     /// # Errors
     /// What the fabric says; the call can be repeated. An older configuration.
@@ -381,13 +386,14 @@ impl Node {
         Ok(())
     }
 
-    /// Drops everything that is here of these shards: their copies were given up, or begin anew. To be written down, and
-    /// given back with [`NodeConfig::voids`] when this memory is opened again. Between [`Node::prepare`] and
+    /// Drops everything that is here of these shards: their copies were given up, or begin anew. To
+    /// be written down, and given back with [`NodeConfig::voids`] when this memory is opened again.
+    /// Between [`Node::prepare`] and
     /// [`Node::commit`].
     ///
     /// # Errors
     /// A memory that cannot be scanned.
-    pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, NodeError> {
+    pub fn void(&mut self, shards: &[ShardId]) -> Result<DiscardedCopy, NodeError> {
         for shard in shards {
             self.joins.remove(shard);
             self.serving.remove(shard);
@@ -462,8 +468,8 @@ impl Node {
         Ok(())
     }
 
-    /// Makes progress in everything but the control part, which may have a thread of its own; answers whether there was
-    /// anything to do. Never waits.
+    /// Makes progress in everything but the control part, which may have a thread of its own;
+    /// answers whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         self.now_us = now_us;
         let mut busy = false;

@@ -1,4 +1,4 @@
-//! Becoming primary of a shard: gather, scatter, serve (docs/adr/0018-becoming-primary.md).
+//! Becoming primary of a shard: gather, scatter, serve (docs/adr/0018-primary-promotion.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use crate::message::{ABOVE_COMMIT, Body, Message};
 use crate::store::VERSION_GAP;
 use crate::worker::{Role, Worker};
 
-/// After how long a silent replica is asked again the first time, in microseconds; then twice as long each time: asking
-/// for what is on its way already would only make it later.
+/// After how long a silent replica is asked again the first time, in microseconds; then twice as
+/// long each time: asking for what is on its way already would only make it later.
 const ASK_AGAIN_US: u64 = 50_000;
 
 /// Gathered entries that are written down in one step: what is served waits meanwhile.
@@ -34,8 +34,9 @@ pub(super) struct Promotion {
 }
 
 impl Promotion {
-    /// Of a shard with these other replicas: those that join it, too. What the last primary had under way may lie at one of
-    /// them and nowhere else; left there alone it would count once that copy is a full one.
+    /// Of a shard with these other replicas: those that join it, too. What the last primary had
+    /// under way may lie at one of them and nowhere else; left there alone it would count once that
+    /// copy is a full one.
     pub(super) fn new(replicas: impl Iterator<Item = ServerId>, is_move: bool) -> Promotion {
         Promotion {
             attempt: 0,
@@ -156,7 +157,8 @@ impl Node {
         {
             let mut control = self.control();
             for _ in 0..ADOPTED_AT_ONCE {
-                // A copy that is made leaves what everything else needs; what is on its way to be served may take that.
+                // A copy that is made leaves what everything else needs; what is on its way to be
+                // served may take that.
                 if is_copy && !control.has_room_to_spare() {
                     break;
                 }

@@ -10,8 +10,8 @@ use crate::entry::{self, Entry, Kind, Stamp};
 use crate::testing::{Alone, keys_of, put, set};
 use crate::worker::Answer;
 
-/// All of a shard has been gathered, and waits to be written down, when another shard's copy is given up: the gathered
-/// entries are thrown away, and the shard is not here.
+/// All of a shard has been gathered, and waits to be written down, when another shard's copy is
+/// given up: the gathered entries are thrown away, and the shard is not here.
 #[test]
 fn what_was_gathered_and_dropped_is_asked_for_again() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -66,8 +66,9 @@ fn what_was_gathered_and_dropped_is_asked_for_again() {
     }
 }
 
-/// Cleaning notes in a tombstone which segments of its own memory may hold older versions. Another server's segments have other
-/// epochs: by theirs it would be dropped at once, and the key be back after a restart, or never.
+/// Cleaning notes in a tombstone which segments of its own memory may hold older versions. Another
+/// server's segments have other epochs: by theirs it would be dropped at once, and the key be back
+/// after a restart, or never.
 #[test]
 fn what_cleaning_noted_in_a_tombstone_does_not_leave_its_memory() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -95,8 +96,8 @@ fn what_cleaning_noted_in_a_tombstone_does_not_leave_its_memory() {
     assert_eq!(found.into_value(), b"");
 }
 
-/// The entries with the highest versions were cleaned away as overwritten or deleted ones, the CommitVer has stayed: new
-/// versions begin above it.
+/// The entries with the highest versions were cleaned away as overwritten or deleted ones, the
+/// CommitVer has stayed: new versions begin above it.
 #[test]
 fn versions_go_on_above_what_was_committed() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -135,8 +136,8 @@ fn versions_go_on_above_what_was_committed() {
     assert!(alone.version_of(&key) > commit);
 }
 
-/// A copy is given up while a write is under way: it must not be sent again, with its old version, by the same server's
-/// next copy.
+/// A copy is given up while a write is under way: it must not be sent again, with its old version,
+/// by the same server's next copy.
 #[test]
 fn what_is_under_way_for_a_void_copy_is_given_up() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -176,8 +177,8 @@ fn large(version: u64, key: &str) -> Vec<u8> {
     bytes
 }
 
-/// A copy larger than what is free: whoever replicates to this memory must still find segments, or nobody could write any more, nor
-/// delete anything.
+/// A copy larger than what is free: whoever replicates to this memory must still find segments, or
+/// nobody could write any more, nor delete anything.
 #[test]
 fn a_copy_leaves_the_segments_that_backups_need() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -239,7 +240,8 @@ fn a_copy_leaves_the_segments_that_backups_need() {
     }
 }
 
-/// Cleaning has noted an epoch in a tombstone that is not on every replica yet: what goes to the others has none.
+/// Cleaning has noted an epoch in a tombstone that is not on every replica yet: what goes to the
+/// others has none.
 #[test]
 fn what_goes_to_other_replicas_has_no_notes_of_this_memory() {
     let mut alone = Alone::new(1 << 20, 8192);

@@ -1,6 +1,7 @@
-//! Requests for a shard that moves here (rowan §4.6): what is not here yet is fetched from the server that served it
-//! before, key by key, while the shard's content follows as a whole. What is found here is newest: writes since the move
-//! came here, and the other's copy has not changed but by them.
+//! Requests for a shard that moves here (rowan §4.6): what is not here yet is fetched from the
+//! server that served it before, key by key, while the shard's content follows as a whole. What is
+//! found here is newest: writes since the move came here, and the other's copy has not changed but
+//! by them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,7 +19,7 @@ const MAX_ABSENT: usize = 1 << 16;
 
 /// What is known of a shard that is not all here.
 #[derive(Default)]
-pub(super) struct Lacking {
+pub(super) struct MissingEntries {
     /// Keys that were never written before the move.
     absent: HashSet<Vec<u8>>,
     /// Keys asked for: when last, since when, and who waits.
@@ -53,7 +54,7 @@ impl Worker {
         let had = match (lacks, mine.lacking.is_some()) {
             (true, false) => {
                 self.moving += 1;
-                mine.lacking.replace(Lacking::default())
+                mine.lacking.replace(MissingEntries::default())
             }
             (false, true) => {
                 self.moving -= 1;
@@ -64,7 +65,7 @@ impl Worker {
         self.run_waiting(had);
     }
 
-    fn run_waiting(&mut self, had: Option<Lacking>) {
+    fn run_waiting(&mut self, had: Option<MissingEntries>) {
         let waiting = had.into_iter().flat_map(|it| it.asked.into_values());
         let requests: HashSet<u64> = waiting.flat_map(|asked| asked.waiting).collect();
         for request in requests {
@@ -155,6 +156,7 @@ impl Worker {
         }
         for request in late {
             if let Some((parked, _)) = self.fetching.requests.remove(&request) {
+                self.stats.refused_busy += 1;
                 self.answers.push((parked.ticket, Answer::Busy));
             }
         }
@@ -197,6 +199,7 @@ impl Worker {
         let ticket = parked.ticket;
         // Encoded by `Parked::new`.
         let Ok(commands) = decoded else {
+            self.stats.refused_busy += 1;
             return self.answers.push((ticket, Answer::Busy));
         };
         let operations: Vec<Operation<'_>> = commands.into_iter().map(|it| it.operation).collect();

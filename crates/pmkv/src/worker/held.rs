@@ -1,12 +1,14 @@
-//! Values that failed at a server whose memory is full: sending them again and again would only fill the other backups, which
-//! have them already. Deletions and CommitVers go past them: these are what makes room there.
+//! Values that failed at a server whose memory is full: sending them again and again would only
+//! fill the other backups, which have them already. Deletions and CommitVers go past them: these
+//! are what makes room there.
 
 use std::collections::VecDeque;
 
 use super::{Op, Purpose, Worker};
 use crate::entry::{Header, Kind};
 
-/// After how long one of them is tried, in microseconds: a server is full before its last segment is used.
+/// After how long one of them is tried, in microseconds: a server is full before its last segment
+/// is used.
 const PROBE_US: u64 = 100_000;
 
 /// Ops that wait until their backup has room again, in order.
@@ -49,7 +51,8 @@ impl Worker {
         self.held.ops.push_back(context);
     }
 
-    /// Sends what was held for servers that have room again, and tries one of the others now and then.
+    /// Sends what was held for servers that have room again, and tries one of the others now and
+    /// then.
     pub(super) fn release_held(&mut self) {
         if self.held.ops.is_empty() {
             return;

@@ -1,5 +1,6 @@
-//! Who works on which key, and who waits for it: reads and read-modify-writes wait for the key's writes under way, blind
-//! writes join them. Keys are known by their hashes; two that share one wait for each other. Pure.
+//! Who works on which key, and who waits for it: reads and read-modify-writes wait for the key's
+//! writes under way, blind writes join them. Keys are known by their hashes; two that share one
+//! wait for each other. Pure.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -87,7 +88,8 @@ impl Keys {
         self.0.get(&key)?.parked.front().copied()
     }
 
-    /// Whether a request is the first to wait for each of its keys and, unless it may join them, no write is under way.
+    /// Whether a request is the first to wait for each of its keys and, unless it may join them, no
+    /// write is under way.
     pub fn may_go(&self, request: u64, keys: &[u64], joins: bool) -> bool {
         keys.iter().all(|key| {
             self.0.get(key).is_some_and(|queue| {

@@ -1,13 +1,14 @@
-//! A worker: executes requests of its shards, appends to its t-log, replicates, publishes, answers (rowan §4.1, §5.1).
+//! A worker: executes requests of its shards, appends to its t-log, replicates, publishes, answers
+//! (rowan §4.1, §5.1).
 //!
 //! ```text
 //!   submit ─▶ (wait for the key's writes) ─▶ t-log ─ fence ─▶ every backup's log ─▶ index ─▶ answer
 //!             keys.rs                         step            links.rs               durable everywhere
 //! ```
 //!
-//! A step function: time is passed in, nothing waits. A shard's requests all go to one worker, so that versions of a shard
-//! and read-modify-writes of a key need no lock. What a worker has under way survives a change of configuration: it is
-//! sent again to whoever are the backups then.
+//! A step function: time is passed in, nothing waits. A shard's requests all go to one worker, so
+//! that versions of a shard and read-modify-writes of a key need no lock. What a worker has under
+//! way survives a change of configuration: it is sent again to whoever are the backups then.
 
 mod fetch;
 mod held;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cyclone_replication::{BackupId, Owner};
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::reply::Reply;
 
 use crate::configuration::{ServerId, ShardId};
@@ -35,12 +37,12 @@ use crate::log::Log;
 use crate::store::{Damaged, Store};
 use crate::words::WordMap;
 
-use fetch::{Fetching, Lacking};
+use fetch::{Fetching, MissingEntries};
 use held::Held;
 use keys::{KeySet, Keys};
 use links::{Links, Sent};
 use requests::Parked;
-use room::Roomless;
+use room::WaitingForSegment;
 use versions::Versions;
 use walk::Walks;
 
@@ -57,6 +59,9 @@ pub struct WorkerConfig {
     pub max_key_bytes: usize,
     /// The longest value in bytes.
     pub max_value_bytes: usize,
+    /// The most work of a request on several keys, in bytes ([`cyclone_wire::work`]); 0: 64 MiB, or
+    /// as much as the longest value calls for.
+    pub max_work_bytes: u32,
     /// The largest entry, headers included: what the replication protocol takes as one record.
     pub max_entry_bytes: usize,
     /// How often CommitVers are sent, in microseconds.
@@ -75,9 +80,21 @@ impl WorkerConfig {
             max_in_flight: 8192,
             max_key_bytes: 16 << 10,
             max_value_bytes: 32 << 10,
+            max_work_bytes: 0,
             max_entry_bytes: 60 << 10,
             commit_us: 15_000,
             give_up_us: 5_000_000,
+        }
+    }
+
+    /// What requests may do.
+    pub(crate) fn allowed(&self) -> Allowed {
+        Allowed {
+            value_bytes: u32::try_from(self.max_value_bytes).unwrap_or(u32::MAX),
+            work_bytes: match self.max_work_bytes {
+                0 => cyclone_wire::work::limit(self.max_value_bytes as u64),
+                told => told,
+            },
         }
     }
 }
@@ -87,7 +104,8 @@ impl WorkerConfig {
 pub enum Answer {
     /// Executed; a write is durable on every replica. One reply per operation.
     Done(Vec<Reply>),
-    /// Executed, and nothing was written: right only if this server still holds its lease when this is looked at.
+    /// Executed, and nothing was written: right only if this server still holds its lease when this
+    /// is looked at.
     Read(Vec<Reply>),
     /// This server does not serve the shard, or not yet; nothing was done.
     NotServed,
@@ -101,6 +119,13 @@ pub enum Answer {
     Unknown,
     /// Beyond the limits; nothing was done.
     TooLarge,
+    /// What the request writes, together, is longer than one entry may be; nothing was done.
+    EntryTooLarge {
+        /// What the entry would take.
+        bytes: usize,
+        /// What it may take.
+        limit: usize,
+    },
     /// An entry that may be this key's is damaged here; nothing was done.
     Damaged {
         /// The key.
@@ -128,7 +153,7 @@ pub enum Role {
     Serving,
 }
 
-struct Mine {
+struct OwnedShard {
     role: Role,
     backups: Arc<[BackupId]>,
     versions: Versions,
@@ -138,7 +163,7 @@ struct Mine {
     /// Entries that all replicas shall have before the shard is served.
     scattering: usize,
     /// What is not here yet, while the shard moves here.
-    lacking: Option<Lacking>,
+    lacking: Option<MissingEntries>,
     /// Requests executed, and entries written, since they were last taken.
     requests: u32,
     writes: u32,
@@ -190,7 +215,7 @@ pub struct Worker {
     store: Arc<Store>,
     log: Log,
     links: Option<Links>,
-    shards: Vec<Mine>,
+    shards: Vec<OwnedShard>,
     ops: WordMap<u64, Op>,
     next_context: u64,
     /// Ops to be sent, in order.
@@ -199,7 +224,7 @@ pub struct Worker {
     keys: Keys,
     parked: BTreeMap<u64, Parked>,
     fetching: Fetching,
-    roomless: Roomless,
+    roomless: WaitingForSegment,
     /// Shards that move here.
     moving: usize,
     walks: Walks,
@@ -221,7 +246,7 @@ impl Worker {
             Owner::Worker(config.worker),
             config.server,
         );
-        let mine = |_| Mine {
+        let mine = |_| OwnedShard {
             role: Role::Elsewhere,
             backups: Arc::new([]),
             versions: Versions::default(),
@@ -245,7 +270,7 @@ impl Worker {
             keys: Keys::default(),
             parked: BTreeMap::new(),
             fetching: Fetching::default(),
-            roomless: Roomless::default(),
+            roomless: WaitingForSegment::default(),
             moving: 0,
             walks: Walks::default(),
             full_servers: HashSet::new(),
@@ -269,7 +294,8 @@ impl Worker {
         self.stats
     }
 
-    /// Requests and writes by shard since the last call, for the shards served here. Both are 0 for an idle one.
+    /// Requests and writes by shard since the last call, for the shards served here. Both are 0 for
+    /// an idle one.
     pub fn take_loads(&mut self, loads: &mut Vec<(ShardId, u32, u32)>) {
         for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
             let (requests, writes) = (
@@ -304,7 +330,8 @@ impl Worker {
         }
     }
 
-    /// Sends records of a shard to all its replicas; [`Worker::take_scattered`] tells when they are there.
+    /// Sends records of a shard to all its replicas; [`Worker::take_scattered`] tells when they are
+    /// there.
     pub fn scatter(&mut self, shard: ShardId, records: Vec<Vec<u8>>) {
         let Some(mine) = self.shards.get_mut(usize::from(shard)) else {
             return;
@@ -390,7 +417,8 @@ impl Worker {
         self.links.as_ref().map_or(Vec::new(), Links::closed)
     }
 
-    /// Sends what is staged, after one fence for all of it: the t-log holds everything that a backup may hold.
+    /// Sends what is staged, after one fence for all of it: the t-log holds everything that a
+    /// backup may hold.
     fn send_staged(&mut self) {
         if self.staged.is_empty() {
             return;
@@ -434,7 +462,8 @@ impl Worker {
         }
         left.append(&mut self.staged);
         self.staged = left;
-        // The limits leave nothing that cannot be sent; if they lie, the client must not be told that it was done.
+        // The limits leave nothing that cannot be sent; if they lie, the client must not be told
+        // that it was done.
         for context in unsendable {
             if let Some(op) = self.ops.get_mut(&context)
                 && let Purpose::Write { ticket, .. } = &mut op.purpose

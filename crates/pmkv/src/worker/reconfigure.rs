@@ -12,8 +12,9 @@ use super::{Answer, Purpose, Role, Worker};
 use crate::configuration::{Configuration, ServerId, ShardId};
 
 impl Worker {
-    /// Goes over to a configuration, with a sender of its term. Shards that this worker served and shall serve are
-    /// served on; other shards must be prepared first. What was under way is sent again.
+    /// Goes over to a configuration, with a sender of its term. Shards that this worker served and
+    /// shall serve are served on; other shards must be prepared first. What was under way is sent
+    /// again.
     //= rowan §4.5
     pub fn install(&mut self, configuration: &Configuration, sender: Box<dyn Sender>) {
         let own = self.config.server;
@@ -48,8 +49,8 @@ impl Worker {
         self.fetch_anew();
     }
 
-    /// This server is a backup from now on of a shard that it served: what it had under way is here like any backup's,
-    /// and the new primary asks for it.
+    /// This server is a backup from now on of a shard that it served: what it had under way is here
+    /// like any backup's, and the new primary asks for it.
     fn keep(&self, context: u64) {
         if let Some(op) = self.ops.get(&context)
             && matches!(op.purpose, Purpose::Write { .. })
@@ -90,8 +91,8 @@ impl Worker {
         }
     }
 
-    /// Copies of these shards begin anew here, or are given up: what is under way for them is not sent again, its versions may be given to
-    /// other entries.
+    /// Copies of these shards begin anew here, or are given up: what is under way for them is not
+    /// sent again, its versions may be given to other entries.
     pub fn void(&mut self, shards: &[ShardId]) {
         let mut contexts: Vec<u64> = self
             .ops

@@ -58,7 +58,8 @@ fn is_blind(operations: &[Operation<'_>]) -> bool {
     })
 }
 
-/// Whether this engine has it: no deadlines, no versions of values, no sessions, nothing that writes everywhere.
+/// Whether this engine has it: no deadlines, no versions of values, no sessions, nothing that
+/// writes everywhere.
 fn is_offered(operation: &Operation<'_>) -> bool {
     match operation {
         Operation::Noop
@@ -68,7 +69,8 @@ fn is_offered(operation: &Operation<'_>) -> bool {
         | Operation::Append { .. }
         | Operation::SetRange { .. }
         | Operation::IncrBy { .. }
-        | Operation::IncrByFloat { .. } => true,
+        | Operation::IncrByFloat { .. }
+        | Operation::IncrByLongDouble { .. } => true,
         Operation::Read(query) => matches!(
             query,
             Query::Get { .. }
@@ -95,8 +97,9 @@ fn is_read(operations: &[Operation<'_>]) -> bool {
 }
 
 impl Worker {
-    /// Takes a request; its answer comes from [`Worker::take_answers`]. Several operations are executed as one: all their
-    /// keys must be of one shard, and a crash leaves all of what they write, or nothing.
+    /// Takes a request; its answer comes from [`Worker::take_answers`]. Several operations are
+    /// executed as one: all their keys must be of one shard, and a crash leaves all of what they
+    /// write, or nothing.
     pub fn submit(&mut self, ticket: u64, operations: &[Operation<'_>]) {
         if self.in_flight() >= self.config.max_in_flight {
             self.stats.refused_busy += 1;
@@ -171,10 +174,17 @@ impl Worker {
         }
         let mut shard = None;
         let mut hashes = Vec::new();
+        let (allowed, mut bytes) = (self.config.allowed(), 0u64);
         for operation in operations {
             if !is_offered(operation) {
                 let refused = Reply::Failed(Failure::Unsupported);
                 return Err(Answer::Done(vec![refused; operations.len()]));
+            }
+            let limit = u64::from(allowed.work_bytes);
+            bytes = bytes.saturating_add(operation.least_work(allowed.value_bytes.into()));
+            if bytes > limit && (operation.is_of_many() || operations.len() > 1) {
+                let excess = Reply::Failed(Failure::TooMuchWork { bytes, limit });
+                return Err(Answer::Done(vec![excess; operations.len()]));
             }
             if operation.longest_value() > self.config.max_value_bytes {
                 return Err(Answer::TooLarge);
@@ -253,7 +263,7 @@ impl Worker {
                 None
             })
         };
-        let executed = point::execute(operations, &get, self.config.max_value_bytes);
+        let executed = point::execute(operations, &get, self.config.allowed());
         // What follows from a value that cannot be read is neither written nor answered.
         if let Some(answer) = met.into_inner() {
             return self.answers.push((ticket, answer));
@@ -277,8 +287,8 @@ impl Worker {
         }
     }
 
-    /// Appends what a request writes to the t-log, and stages it for the backups. `false` if the log has no room for it now: nothing was
-    /// done.
+    /// Appends what a request writes to the t-log, and stages it for the backups. `false` if the
+    /// log has no room for it now: nothing was done.
     //= rowan §4.1
     fn write(
         &mut self,
@@ -350,7 +360,10 @@ impl Worker {
     /// Why a write is refused: full memory refuses all but deletions.
     fn refusal(&self, shard: ShardId, members: &[Member<'_>], len: usize) -> Option<Answer> {
         if len > self.config.max_entry_bytes {
-            return Some(Answer::TooLarge);
+            return Some(Answer::EntryTooLarge {
+                bytes: len,
+                limit: self.config.max_entry_bytes,
+            });
         }
         let backups = &self.shards[usize::from(shard)].backups;
         let full = self.store.space().is_full()

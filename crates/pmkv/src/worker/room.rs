@@ -1,5 +1,5 @@
-//! Requests that wait until the log has a segment with room for them: the control thread gives segments, and may be a moment behind where
-//! memory is not full at all. Nothing overtakes them.
+//! Requests that wait until the log has a segment with room for them: the control thread gives
+//! segments, and may be a moment behind where memory is not full at all. Nothing overtakes them.
 
 use std::collections::VecDeque;
 
@@ -13,14 +13,14 @@ pub(super) const ROOM_PATIENCE_US: u64 = 1_000_000;
 
 /// Requests that wait for room, in order.
 #[derive(Default)]
-pub(super) struct Roomless {
+pub(super) struct WaitingForSegment {
     /// With the time at which each began to wait.
     requests: VecDeque<(Parked, u64)>,
     /// Since when the request has waited that is tried again now.
     tried: Option<u64>,
 }
 
-impl Roomless {
+impl WaitingForSegment {
     pub fn len(&self) -> usize {
         self.requests.len()
     }

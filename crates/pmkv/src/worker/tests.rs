@@ -35,7 +35,8 @@ fn add(alone: &mut Alone, mut keys: impl Iterator<Item = String>) {
     }
 }
 
-/// Steps until a request that looks at everything is answered: how many steps it took. None looks at more chains than it may.
+/// Steps until a request that looks at everything is answered: how many steps it took. None looks
+/// at more chains than it may.
 fn walked(alone: &mut Alone) -> (Answer, usize) {
     for steps in 0.. {
         if let Some(answer) = alone.answers().pop() {
@@ -166,6 +167,66 @@ fn batch<'a>(expectations: Vec<Expectation<'a>>, operations: Vec<Operation<'a>>)
     }
 }
 
+/// Few bytes of a request ask for much: what is certain is refused at once, what depends on values
+/// when it is found out.
+#[test]
+fn what_a_request_makes_and_reads_is_bounded() {
+    let mut alone = Alone::with_entries(96 << 20, 1 << 20, 64 << 10);
+    alone.serve(1, &[]);
+    let names: Vec<String> = (0..3_000).map(|n| format!("{{t}}{n}")).collect();
+    let range = |name: &'static str, length: u64| Operation::SetRange {
+        key: name.as_bytes(),
+        offset: length - 1,
+        value: b"x",
+    };
+    let too_much = |answer: Answer| match answer {
+        Answer::Done(replies) | Answer::Read(replies) => match replies[..] {
+            [Reply::Failed(Failure::TooMuchWork { bytes, limit })] => {
+                assert!(bytes > limit && limit == 64 << 20, "{bytes} of {limit}");
+            }
+            _ => panic!("{replies:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    let long: u64 = 32 << 10;
+    let ranges = names.iter().map(|name| Operation::SetRange {
+        key: name.as_bytes(),
+        offset: long - 1,
+        value: b"x",
+    });
+    too_much(alone.ask(batch(Vec::new(), ranges.clone().collect())));
+    // What is written must fit an entry.
+    let entry = alone.ask(batch(Vec::new(), ranges.take(10).collect()));
+    assert!(
+        matches!(entry, Answer::EntryTooLarge { bytes, limit } if bytes > limit),
+        "{entry:?}"
+    );
+
+    assert_eq!(
+        alone.ask(range("{t}long", long)),
+        Answer::Done(vec![Reply::Int(long as i64)])
+    );
+    let lengths = |times| {
+        let read = Operation::Read(Query::StrLen { key: b"{t}long" });
+        let mut all = vec![set("{t}mark", "1")];
+        all.extend(vec![read; times]);
+        batch(Vec::new(), all)
+    };
+    too_much(alone.ask(lengths(3_000)));
+    let mark = Operation::Read(Query::Exists {
+        keys: vec![b"{t}mark"],
+    });
+    assert_eq!(alone.ask(mark), Answer::Read(vec![Reply::Int(0)]));
+    assert!(matches!(alone.ask(lengths(100)), Answer::Done(_)));
+    let keys: Vec<&[u8]> = vec![b"{t}none"; 16_385];
+    too_much(alone.ask(Operation::Del { keys: keys.clone() }));
+    let all = &keys[..16_384];
+    assert_eq!(
+        alone.ask(Operation::Del { keys: all.to_vec() }),
+        Answer::Read(vec![Reply::Int(0)])
+    );
+}
+
 #[test]
 fn batches_are_one_request_with_one_reply() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -237,7 +298,8 @@ fn what_waits_for_a_write_that_hangs_is_given_up() {
     assert_eq!(alone.get("key"), Answer::Read(vec![value]));
 }
 
-/// A blind write behind a request that was given up joins what is under way, as if that had never been there.
+/// A blind write behind a request that was given up joins what is under way, as if that had never
+/// been there.
 #[test]
 fn who_stood_behind_a_request_that_was_given_up_goes_on() {
     let mut alone = Alone::new(1 << 20, 8192);

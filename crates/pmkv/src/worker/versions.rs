@@ -13,7 +13,8 @@ impl Versions {
         self.0.push_back((last, false));
     }
 
-    /// It is on every replica; answers the highest version below which nothing is missing, if that is another now.
+    /// It is on every replica; answers the highest version below which nothing is missing, if that
+    /// is another now.
     pub fn done(&mut self, last: u64) -> Option<u64> {
         if let Ok(at) = self.0.binary_search_by_key(&last, |it| it.0) {
             self.0[at].1 = true;

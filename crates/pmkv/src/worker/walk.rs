@@ -1,5 +1,6 @@
-//! Requests that look at everything that is served here: a step of them looks at a bounded number of chains, and what
-//! else is to be done goes on in between. Each key is shown as it is when the walk comes by.
+//! Requests that look at everything that is served here: a step of them looks at a bounded number
+//! of chains, and what else is to be done goes on in between. Each key is shown as it is when the
+//! walk comes by.
 
 use std::collections::VecDeque;
 
@@ -146,7 +147,8 @@ fn read(reply: Reply) -> Answer {
     Answer::Read(vec![reply])
 }
 
-/// Requests that look at everything, in order. The first is under way once all that was submitted before it has ended.
+/// Requests that look at everything, in order. The first is under way once all that was submitted
+/// before it has ended.
 pub(super) struct Walks {
     waiting: VecDeque<Walk>,
     current: Option<Walk>,
@@ -184,8 +186,9 @@ impl Walks {
     }
 }
 
-/// The place of a cursor: its upper bits are the shard, not the slot: one pass over a shard's index finds all its slots. Below is what 50
-/// bits can say of a hash: it means the same after a failover, at another size of the index, and on another server.
+/// The place of a cursor: its upper bits are the shard, not the slot: one pass over a shard's index
+/// finds all its slots. Below is what 50 bits can say of a hash: it means the same after a
+/// failover, at another size of the index, and on another server.
 fn place(cursor: u64) -> (ShardId, u64) {
     ((cursor >> 50) as u16, cursor << 14)
 }
@@ -200,7 +203,8 @@ impl Worker {
         self.submit_what(ticket, What::of(query), sought, (shard, hash));
     }
 
-    /// Asks for a hash of everything that is served here: the same for the same keys and values, whatever their order.
+    /// Asks for a hash of everything that is served here: the same for the same keys and values,
+    /// whatever their order.
     pub fn submit_digest(&mut self, ticket: u64) {
         self.submit_what(ticket, What::Digest { sum: 0 }, Sought::All, (0, 0));
     }
@@ -227,7 +231,8 @@ impl Worker {
         self.walk_on();
     }
 
-    /// Goes on with what looks at everything, as far as this step may; answers whether something is under way.
+    /// Goes on with what looks at everything, as far as this step may; answers whether something is
+    /// under way.
     pub(super) fn walk_on(&mut self) -> bool {
         while !self.walks.is_used_up() {
             let Some(mut walk) = self.walks.current.take().or_else(|| self.next_walk()) else {

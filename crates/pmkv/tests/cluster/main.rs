@@ -1,4 +1,5 @@
-//! Clusters on the simulated fabric under crashes of one server and of all, compared with what clients were told.
+//! Clusters on the simulated fabric under crashes of one server and of all, compared with what
+//! clients were told.
 
 mod model;
 mod world;
@@ -104,7 +105,8 @@ fn a_hostile_network() {
     );
 }
 
-/// Values are written over and over: segments are cleaned and used again, through losses of power too.
+/// Values are written over and over: segments are cleaned and used again, through losses of power
+/// too.
 #[test]
 fn space_is_used_again() {
     each(
@@ -194,8 +196,9 @@ fn servers_fail_one_after_the_other_and_join_again() {
     );
 }
 
-/// A primary fails while another server joins its shards. What it had under way may be durable at who joins and nowhere
-/// else: it is either seen by everybody from then on or by nobody, also once that copy has become a full one.
+/// A primary fails while another server joins its shards. What it had under way may be durable at
+/// who joins and nowhere else: it is either seen by everybody from then on or by nobody, also once
+/// that copy has become a full one.
 #[test]
 fn a_primary_fails_while_a_server_joins() {
     each(
@@ -232,7 +235,8 @@ fn a_primary_fails_while_a_server_joins() {
     );
 }
 
-/// Who joins is asked for what a failed primary had under way, and fails as well before it has answered.
+/// Who joins is asked for what a failed primary had under way, and fails as well before it has
+/// answered.
 #[test]
 fn a_server_that_joins_fails_right_after_the_primary() {
     each(
@@ -260,8 +264,8 @@ fn a_server_that_joins_fails_right_after_the_primary() {
     );
 }
 
-/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: whoever has committed waits for whom
-/// has not, clients with them, and nothing is lost.
+/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: whoever has
+/// committed waits for whom has not, clients with them, and nothing is lost.
 #[test]
 fn a_commitment_that_fails_is_repeated() {
     each(Plan::new, 1200..1203, |world| {
@@ -278,7 +282,8 @@ fn a_commitment_that_fails_is_repeated() {
     });
 }
 
-/// Shards move under requests; a shard comes back to where it was, too, and what it left there does not count.
+/// Shards move under requests; a shard comes back to where it was, too, and what it left there does
+/// not count.
 #[test]
 fn shards_move_while_clients_write() {
     let fetched = std::cell::Cell::new(0);

@@ -1,4 +1,5 @@
-//! A cluster on the simulated fabric, its clients, and whoever decides configurations. Everything follows from a seed.
+//! A cluster on the simulated fabric, its clients, and whoever decides configurations. Everything
+//! follows from a seed.
 
 mod check;
 mod fill;
@@ -13,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
-    Answer, Checkpoint, Configuration, Endpoints, KeyHash, Node, NodeConfig, NodeError, Role,
-    Server, ServerId, Sink, Void,
+    Answer, Checkpoint, Configuration, DiscardedCopy, Endpoints, KeyHash, Node, NodeConfig,
+    NodeError, Role, Server, ServerId, Sink,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -105,7 +106,7 @@ struct Host {
     names: Arc<Mutex<Vec<String>>>,
     asked: HashMap<u64, Asked>,
     /// What the server's program would have written down: what does not count in its memory.
-    voids: BTreeMap<u16, Void>,
+    voids: BTreeMap<u16, DiscardedCopy>,
     /// The memory's number, and the newest whole checkpoint of its indexes.
     memory: u64,
     checkpoint: Arc<Mutex<Vec<u8>>>,
@@ -492,7 +493,11 @@ impl World {
         self.not_served += usize::from(answer == Answer::NotServed);
         let refused = matches!(
             answer,
-            Answer::Busy | Answer::Full | Answer::NotServed | Answer::TooLarge
+            Answer::Busy
+                | Answer::Full
+                | Answer::NotServed
+                | Answer::TooLarge
+                | Answer::EntryTooLarge { .. }
         );
         if answer == Answer::Unknown {
             self.model.unknown += 1;

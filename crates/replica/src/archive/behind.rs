@@ -1,21 +1,24 @@
-//! What lies behind a cut by time. Replicas count time by a log's latest stamp so far, and a log is cut by that. Where a leader's
-//! clock ran ahead for a while, entries of long after are behind the cut although they are stamped before the moment: which of
-//! them belong to it cannot be known, so that must not pass in silence.
+//! What lies behind a cut by time. Replicas count time by a log's latest stamp so far, and a log is
+//! cut by that. Where a leader's clock ran ahead for a while, entries of long after are behind the
+//! cut although they are stamped before the moment: which of them belong to it cannot be known, so
+//! that must not pass in silence.
 
-use super::reader::Shelf;
+use super::reader::ArchiveDir;
 use super::replay::ReplayError;
 
-/// A clock that goes back so far at most is as good as one that does not: it is set a little, or a new leader's is a little
-/// behind the old one's. What it stamps anew counts as being at the latest stamp.
+/// A clock that goes back so far at most is as good as one that does not: it is set a little, or a
+/// new leader's is a little behind the old one's. What it stamps anew counts as being at the latest
+/// stamp.
 pub(super) const STEP_BACK_MS: u64 = 5_000;
 
-/// Looks at the entries of a log behind `after`; the latest stamp up to that one is `latest_ms`. Answers how many of them no file
-/// has: it is not their lack that a restore to before them should fail for.
+/// Looks at the entries of a log behind `after`; the latest stamp up to that one is `latest_ms`.
+/// Answers how many of them no file has: it is not their lack that a restore to before them should
+/// fail for.
 ///
 /// # Errors
 /// Some are stamped up to the moment, but by a clock that had gone back further than clocks do.
 pub(super) fn check(
-    shelf: &Shelf,
+    archive_dir: &ArchiveDir,
     log: u16,
     (after, mut latest_ms): (u64, u64),
     until_ms: u64,
@@ -23,7 +26,7 @@ pub(super) fn check(
     // Index and stamp: the first beyond the moment, the first that is not although it comes later.
     let (mut cut, mut back) = (None, None);
     let mut last = 0;
-    let unseen = shelf.stamps(log, after, &mut |index, stamp_ms| {
+    let unseen = archive_dir.stamps(log, after, &mut |index, stamp_ms| {
         latest_ms = latest_ms.max(stamp_ms);
         if latest_ms <= until_ms {
             return;
@@ -49,10 +52,11 @@ pub(super) fn check(
     }
 }
 
-/// The last entry of a log behind `after` that is stamped up to a moment, whatever is stamped before it; `after` if none is.
-pub(super) fn last_stamped(shelf: &Shelf, log: u16, after: u64, until_ms: u64) -> u64 {
+/// The last entry of a log behind `after` that is stamped up to a moment, whatever is stamped
+/// before it; `after` if none is.
+pub(super) fn last_stamped(archive_dir: &ArchiveDir, log: u16, after: u64, until_ms: u64) -> u64 {
     let mut last = after;
-    shelf.stamps(log, after, &mut |index, stamp_ms| {
+    archive_dir.stamps(log, after, &mut |index, stamp_ms| {
         if stamp_ms <= until_ms {
             last = index;
         }

@@ -1,4 +1,5 @@
-//! Names of archive files: `CLUSTER.LOG.FIRST.LAST.REPLICA.cyarch`, and `….draft` while one is written.
+//! Names of archive files: `CLUSTER.LOG.FIRST.LAST.REPLICA.cyarch`, and `….draft` while one is
+//! written.
 
 use std::fs;
 use std::io;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// What a sealed file's name says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Named {
+pub(crate) struct SealedName {
     pub(crate) log: u16,
     pub(crate) first: u64,
     pub(crate) last: u64,
@@ -23,13 +24,13 @@ pub(crate) fn draft(cluster: u128, log: u16, replica: u64) -> String {
     format!("{cluster:032x}.{log:02}.{replica}.draft")
 }
 
-fn parse(path: &Path) -> Option<Named> {
+fn parse(path: &Path) -> Option<SealedName> {
     let name = path.file_name()?.to_str()?.strip_suffix(".cyarch")?;
     let mut words = name.split('.');
     let cluster = u128::from_str_radix(words.next()?, 16).ok()?;
     let mut number = || words.next()?.parse::<u64>().ok();
     let (log, first, last, replica) = (number()?, number()?, number()?, number()?);
-    let named = Named {
+    let named = SealedName {
         log: u16::try_from(log).ok()?,
         first,
         last,
@@ -42,7 +43,7 @@ fn parse(path: &Path) -> Option<Named> {
 }
 
 /// The sealed files of a directory, by log and first index. Whatever has another name is none.
-pub(crate) fn list(directory: &Path) -> io::Result<Vec<Named>> {
+pub(crate) fn list(directory: &Path) -> io::Result<Vec<SealedName>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         found.extend(parse(&entry?.path()));

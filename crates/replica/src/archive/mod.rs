@@ -1,6 +1,7 @@
-//! The archive: committed entries copied into files, so that a snapshot can be brought to any later moment
-//! (docs/adr/0042). The event loop hands copies to one thread, which writes; where that is behind, trimming waits for it as
-//! long as there is room, and what had to go nevertheless is a gap that the next file names.
+//! The archive: committed entries copied into files, so that a snapshot can be brought to any later
+//! moment (docs/adr/0042). The event loop hands copies to one thread, which writes; where that is
+//! behind, trimming waits for it as long as there is room, and what had to go nevertheless is a gap
+//! that the next file names.
 
 mod behind;
 mod files;
@@ -18,8 +19,10 @@ use std::time::Duration;
 use cyclone_consensus::ReadBack;
 use cyclone_wire::archive::{EntryHead, put_entry};
 
-pub use reader::{ArchiveError, Archived, LogReader, Shelf};
-pub use replay::{LeftOut, Place, Reached, ReplayError, Until, replay};
+pub use reader::{ArchiveDir, ArchiveError, Archived, LogReader};
+pub use replay::{
+    EntrySource, FirstExcluded, Place, ReplayEnd, ReplayError, Until, replay, replay_to_end,
+};
 pub use writer::ArchiveWriter;
 
 use crate::node::Node;
@@ -41,7 +44,8 @@ const RETRY_US: u64 = 1_000_000;
 pub struct ArchiveConfig {
     /// The directory; one for each node.
     pub directory: PathBuf,
-    /// A file is sealed when it is this old, even if it is small: what is younger is not in the archive yet.
+    /// A file is sealed when it is this old, even if it is small: what is younger is not in the
+    /// archive yet.
     pub seal_after: Duration,
     /// A file is sealed when it has this many bytes.
     pub segment_bytes: u64,
@@ -73,7 +77,7 @@ pub struct ArchiveStatus {
     pub failing: Option<String>,
 }
 
-struct Lane {
+struct LogArchive {
     /// The log's last entry at the start: this node has archived nothing behind it before.
     last_at_start: u64,
     /// The next entry to be handed out.
@@ -95,7 +99,7 @@ struct Lane {
 }
 
 /// What is known of the files that were there.
-enum Standing {
+enum ArchiveState {
     /// Nothing yet: the directory is not open.
     Unknown,
     /// The archive goes on where they end.
@@ -107,18 +111,21 @@ enum Standing {
 /// A node's archive.
 pub(crate) struct Archive {
     writer: ArchiveWriter,
-    lanes: Vec<Lane>,
-    standing: Standing,
+    lanes: Vec<LogArchive>,
+    ownership: ArchiveState,
 }
 
 impl Archive {
-    /// Goes on where the files end; refuses those of another history. A directory that does not open now is looked at when it does.
+    /// Goes on where the files end; refuses those of another history. A directory that does not
+    /// open now is looked at when it does.
     pub(crate) fn new(writer: ArchiveWriter, logs: &[PhysicalLog]) -> Result<Archive, StartError> {
-        let lanes = logs.iter().map(|log| Lane::new(log.group.last_index()));
+        let lanes = logs
+            .iter()
+            .map(|log| LogArchive::new(log.group.last_index()));
         let mut archive = Archive {
             writer,
             lanes: lanes.collect(),
-            standing: Standing::Unknown,
+            ownership: ArchiveState::Unknown,
         };
         if archive.writer.wait_open() {
             archive.settle(logs)?;
@@ -142,28 +149,30 @@ impl Archive {
             }
             (lane.next, lane.fresh) = (last + 1, !self.writer.had_files(log.id));
         }
-        self.standing = Standing::Ours;
+        self.ownership = ArchiveState::Ours;
         self.writer.begin();
         Ok(())
     }
 
-    /// A directory that has opened after the start: its files may be of another history, but the node goes on.
+    /// A directory that has opened after the start: its files may be of another history, but the
+    /// node goes on.
     fn settle_late(&mut self, logs: &[PhysicalLog]) {
-        if matches!(self.standing, Standing::Unknown)
+        if matches!(self.ownership, ArchiveState::Unknown)
             && self.writer.is_open()
             && let Err(error) = self.settle(logs)
         {
             tracing::error!(%error, "nothing is archived");
-            self.standing = Standing::Foreign(error.to_string());
+            self.ownership = ArchiveState::Foreign(error.to_string());
         }
     }
 
-    /// Which of the entries that a log wants to let go of may go: those in sealed files. The others should get there soon.
+    /// Which of the entries that a log wants to let go of may go: those in sealed files. The others
+    /// should get there soon.
     pub(crate) fn hold(&mut self, log: u16, through: u64, now_us: u64) -> u64 {
-        match self.standing {
-            Standing::Unknown => return 0,
-            Standing::Foreign(_) => return through,
-            Standing::Ours => {}
+        match self.ownership {
+            ArchiveState::Unknown => return 0,
+            ArchiveState::Foreign(_) => return through,
+            ArchiveState::Ours => {}
         }
         let sealed = self.writer.state(log).sealed;
         let lane = &mut self.lanes[usize::from(log)];
@@ -176,10 +185,10 @@ impl Archive {
 
     pub(crate) fn status(&self, log: &PhysicalLog) -> ArchiveStatus {
         let (state, lane) = (self.writer.state(log.id), &self.lanes[usize::from(log.id)]);
-        let (sealed, failing) = match &self.standing {
-            Standing::Unknown => (0, state.failing),
-            Standing::Ours => (state.sealed, state.failing),
-            Standing::Foreign(what) => (0, Some(what.clone())),
+        let (sealed, failing) = match &self.ownership {
+            ArchiveState::Unknown => (0, state.failing),
+            ArchiveState::Ours => (state.sealed, state.failing),
+            ArchiveState::Foreign(what) => (0, Some(what.clone())),
         };
         ArchiveStatus {
             sealed,
@@ -194,7 +203,7 @@ impl Archive {
 
     /// Hands the next part of a log to the thread. Answers how many entries moved.
     fn hand_out(&mut self, log: &mut PhysicalLog, now_us: u64) -> usize {
-        if !matches!(self.standing, Standing::Ours) {
+        if !matches!(self.ownership, ArchiveState::Ours) {
             return 0;
         }
         let lane = &mut self.lanes[usize::from(log.id)];
@@ -251,9 +260,9 @@ impl Archive {
     }
 }
 
-impl Lane {
-    fn new(last_at_start: u64) -> Lane {
-        Lane {
+impl LogArchive {
+    fn new(last_at_start: u64) -> LogArchive {
+        LogArchive {
             last_at_start,
             next: 0,
             epoch: 1,
@@ -282,7 +291,8 @@ impl Lane {
                 to,
                 "entries left the log before they were archived: no restore across this gap from this node's archive alone"
             );
-            // Told once more when the file that was to name it could not be written; by then it may have grown.
+            // Told once more when the file that was to name it could not be written; by then it may
+            // have grown.
             self.gaps += u64::from(self.next > self.lost_until);
             self.lost += there.saturating_sub(self.next.max(self.lost_until));
             self.lost_until = self.lost_until.max(there);
@@ -307,14 +317,16 @@ impl Node {
         logs.map(|log| archive.hand_out(log, now_us)).sum()
     }
 
-    /// The archive's end: what is committed and in memory goes into sealed files, within a few seconds.
+    /// The archive's end: what is committed and in memory goes into sealed files, within a few
+    /// seconds.
     pub(crate) fn close_archive(&mut self) {
         let Some(mut archive) = self.archive.take() else {
             return;
         };
         let now_us = self.now.steady_us;
         for (log, lane) in self.logs.iter_mut().zip(0..) {
-            // What is known to have failed is tried once more, and what fails now is not: the next start has it from the log.
+            // What is known to have failed is tried once more, and what fails now is not: the next
+            // start has it from the log.
             archive.lanes[lane].retry_us = 0;
             while archive.hand_out(log, now_us) > 0 {}
         }

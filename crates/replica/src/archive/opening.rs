@@ -1,13 +1,15 @@
-//! Opening a node's archive: where its files end. A disk may not answer for long, so the archive's thread does this.
+//! Opening a node's archive: where its files end. A disk may not answer for long, so the archive's
+//! thread does this.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use cyclone_pmem::create_private_dir_all;
 use cyclone_wire::archive::{END_BYTES, End, HEAD_BYTES, Head};
 
-use super::files::{self, Named};
+use super::files::{self, SealedName};
 use super::writer::State;
 
 pub(super) struct Opening {
@@ -15,8 +17,8 @@ pub(super) struct Opening {
     cluster: u128,
     replica: u64,
     logs: u16,
-    /// Nothing has ever been seen in the directory's place. What was there and is gone comes back by itself: a new directory would
-    /// pass for an archive that begins.
+    /// Nothing has ever been seen in the directory's place. What was there and is gone comes back
+    /// by itself: a new directory would pass for an archive that begins.
     may_create: bool,
 }
 
@@ -31,12 +33,13 @@ impl Opening {
         }
     }
 
-    /// Lists the directory, or makes it. Answers by log where the files end that are this replica's.
+    /// Lists the directory, or makes it. Answers by log where the files end that are this
+    /// replica's.
     pub(super) fn look(&mut self) -> io::Result<Vec<State>> {
         match fs::symlink_metadata(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if self.may_create {
-                    fs::create_dir_all(&self.directory)?;
+                    create_private_dir_all(&self.directory)?;
                 }
             }
             _ => self.may_create = false,
@@ -47,8 +50,9 @@ impl Opening {
     }
 }
 
-/// Of each log the furthest file that reads back counts. The others are not opened: there may be thousands for every day.
-fn ends(mut named: Vec<Named>, logs: u16) -> Vec<State> {
+/// Of each log the furthest file that reads back counts. The others are not opened: there may be
+/// thousands for every day.
+fn ends(mut named: Vec<SealedName>, logs: u16) -> Vec<State> {
     named.sort_by_key(|named| Reverse(named.last));
     let mut states = vec![State::default(); usize::from(logs)];
     for named in named {

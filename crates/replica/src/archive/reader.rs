@@ -1,15 +1,17 @@
-//! Reading archives back: the files of one or several nodes, put together to one log's entries. Whatever is damaged or missing
-//! in one node's is taken from another's; where none has it, the error names the file and the range.
+//! Reading archives back: the files of one or several nodes, put together to one log's entries.
+//! Whatever is damaged or missing in one node's is taken from another's; where none has it, the
+//! error names the file and the range.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use cyclone_wire::archive::{
-    END_BYTES, ENTRY_BYTES, End, HEAD_BYTES, Head, Next, is_whole, next, stamp_ms,
+    END_BYTES, ENTRY_BYTES, End, HEAD_BYTES, Head, Next, clock_after, clock_set, is_whole, next,
+    stamp_ms,
 };
 
-use super::files::{self, Named};
+use super::files::{self, SealedName};
 
 /// Why an archive cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,17 +76,17 @@ pub enum ArchiveError {
 
 /// All archive files of one cluster in some directories.
 #[derive(Debug)]
-pub struct Shelf {
+pub struct ArchiveDir {
     cluster: u128,
-    files: Vec<Named>,
+    files: Vec<SealedName>,
 }
 
-impl Shelf {
+impl ArchiveDir {
     /// Looks what there is; nothing is read yet. Files of other clusters may lie there as well.
     ///
     /// # Errors
     /// A directory that cannot be read.
-    pub fn open(directories: &[PathBuf], cluster: u128) -> Result<Shelf, ArchiveError> {
+    pub fn open(directories: &[PathBuf], cluster: u128) -> Result<ArchiveDir, ArchiveError> {
         let mut found = Vec::new();
         for directory in directories {
             let named = files::list(directory).map_err(|source| ArchiveError::Directory {
@@ -94,7 +96,7 @@ impl Shelf {
             found.extend(named.into_iter().filter(|named| named.cluster == cluster));
         }
         found.sort();
-        Ok(Shelf {
+        Ok(ArchiveDir {
             cluster,
             files: found,
         })
@@ -113,7 +115,7 @@ impl Shelf {
     /// The entries of a log behind `after`, whose term is known.
     pub fn read(&self, log: u16, after: u64, term: u64) -> LogReader<'_> {
         LogReader {
-            shelf: self,
+            archive_dir: self,
             log,
             next: after + 1,
             term,
@@ -124,9 +126,29 @@ impl Shelf {
         }
     }
 
-    /// Shows index and stamp of the entries of a log behind `after`, in order; not of those without a stamp. Whatever is damaged or
-    /// missing is passed over. Answers how many entries were.
+    /// Shows index and stamp of the entries of a log behind `after`, in order; not of those without
+    /// a stamp. Whatever is damaged or missing is passed over. Answers how many entries were.
     pub(super) fn stamps(&self, log: u16, after: u64, show: &mut dyn FnMut(u64, u64)) -> u64 {
+        self.scan_entries(log, after, &mut |entry| {
+            if let Some(stamp_ms) = stamp_ms(&entry.payload) {
+                show(entry.index, stamp_ms);
+            }
+        })
+    }
+
+    /// The last entry of a log behind `after` that sets the clock to a time up to this one; `after`
+    /// if none does.
+    pub(super) fn last_set(&self, log: u16, after: u64, until_ms: u64) -> u64 {
+        let mut last = after;
+        self.scan_entries(log, after, &mut |entry| {
+            if clock_set(&entry.payload).is_some_and(|time_ms| time_ms <= until_ms) {
+                last = entry.index;
+            }
+        });
+        last
+    }
+
+    fn scan_entries(&self, log: u16, after: u64, show: &mut dyn FnMut(&Archived)) -> u64 {
         let (mut seen, mut end, mut missing) = (after, after, 0);
         for (place, named) in self.of(log) {
             end = end.max(named.last);
@@ -140,16 +162,14 @@ impl Shelf {
                 if entry.index > seen {
                     missing += entry.index - seen - 1;
                     seen = entry.index;
-                    if let Some(stamp_ms) = stamp_ms(&entry.payload) {
-                        show(entry.index, stamp_ms);
-                    }
+                    show(&entry);
                 }
             }
         }
         missing + (end - seen)
     }
 
-    fn of(&self, log: u16) -> impl Iterator<Item = (usize, &Named)> {
+    fn of(&self, log: u16) -> impl Iterator<Item = (usize, &SealedName)> {
         let all = self.files.iter().enumerate();
         all.filter(move |(_, named)| named.log == log)
     }
@@ -166,7 +186,8 @@ pub struct Archived {
     pub kind: u8,
     /// The payload.
     pub payload: Vec<u8>,
-    /// The latest stamp among the log's entries up to this one, in milliseconds since 1970; 0: none is known.
+    /// The latest stamp among the log's entries up to this one, in milliseconds since 1970; 0: none
+    /// is known.
     pub clock_ms: u64,
 }
 
@@ -184,7 +205,7 @@ struct Open {
 
 /// One log's entries, in order.
 pub struct LogReader<'a> {
-    shelf: &'a Shelf,
+    archive_dir: &'a ArchiveDir,
     log: u16,
     next: u64,
     term: u64,
@@ -207,19 +228,20 @@ impl LogReader<'_> {
         self.before_ms.unwrap_or(0)
     }
 
-    /// The latest stamp up to the entry before the next one, by the files that hold that; 0 if there is none. For whoever has read nothing.
+    /// The latest stamp up to the entry before the next one, by the files that hold that; 0 if
+    /// there is none. For whoever has read nothing.
     pub fn stamp_before_end(&self) -> u64 {
         let last = self.next - 1;
-        let files = self.shelf.of(self.log);
+        let files = self.archive_dir.of(self.log);
         let holding = files.filter(|(_, named)| (named.first..=named.last).contains(&last));
-        let latest = |(place, named): (usize, &Named)| {
-            let (mut file, head) = open(place, named, self.shelf.cluster).ok()?;
+        let latest = |(place, named): (usize, &SealedName)| {
+            let (mut file, head) = open(place, named, self.archive_dir.cluster).ok()?;
             let mut latest = head.clock_ms;
             while let Ok(Some(entry)) = file.entry(named.last) {
                 if entry.index > last {
                     break;
                 }
-                latest = latest.max(stamp_ms(&entry.payload).unwrap_or(0));
+                latest = clock_after(latest, &entry.payload);
             }
             Some(latest)
         };
@@ -237,10 +259,10 @@ impl LogReader<'_> {
             }
             let Some(open) = &mut self.open else { continue };
             let place = open.place;
-            match open.entry(self.shelf.files[place].last) {
+            match open.entry(self.archive_dir.files[place].last) {
                 Ok(Some(entry)) => {
                     let before = self.clock_ms;
-                    self.clock_ms = before.max(stamp_ms(&entry.payload).unwrap_or(0));
+                    self.clock_ms = clock_after(before, &entry.payload);
                     if let Some(entry) = self.take(place, entry)? {
                         self.before_ms.get_or_insert(before);
                         return Ok(Some(entry));
@@ -264,7 +286,7 @@ impl LogReader<'_> {
         };
         if !rises {
             return Err(ArchiveError::OtherHistory {
-                path: self.shelf.files[place].path.clone(),
+                path: self.archive_dir.files[place].path.clone(),
                 log: self.log,
                 index: entry.index,
                 found: entry.term,
@@ -282,8 +304,8 @@ impl LogReader<'_> {
     /// Opens the file that has the next entry; `false` where the archive ends.
     fn choose(&mut self) -> Result<bool, ArchiveError> {
         let next = self.next;
-        let mut there: Vec<(usize, &Named)> = self
-            .shelf
+        let mut there: Vec<(usize, &SealedName)> = self
+            .archive_dir
             .of(self.log)
             .filter(|(_, named)| (named.first..=named.last).contains(&next))
             .collect();
@@ -293,7 +315,7 @@ impl LogReader<'_> {
             if self.bad.iter().any(|(bad, _)| *bad == place) {
                 continue;
             }
-            match open(place, named, self.shelf.cluster) {
+            match open(place, named, self.archive_dir.cluster) {
                 Ok((file, head)) => {
                     // What is checked of the entries before is their last one's term.
                     if head.first == next && head.prev_term != 0 && head.prev_term != self.term {
@@ -316,7 +338,7 @@ impl LogReader<'_> {
             let what = self
                 .bad
                 .iter()
-                .find(|(bad, _)| self.shelf.files[*bad] == **named);
+                .find(|(bad, _)| self.archive_dir.files[*bad] == **named);
             return Err(ArchiveError::Damaged {
                 path: named.path.clone(),
                 log: self.log,
@@ -327,13 +349,13 @@ impl LogReader<'_> {
             });
         }
         let behind = self
-            .shelf
+            .archive_dir
             .of(self.log)
             .filter(|(_, named)| named.first > next);
         let Some((place, named)) = behind.min_by_key(|(_, named)| named.first) else {
             return Ok(false);
         };
-        let noted = open(place, named, self.shelf.cluster)
+        let noted = open(place, named, self.archive_dir.cluster)
             .is_ok_and(|(_, head)| head.gap_from != 0 && head.gap_from <= next);
         Err(ArchiveError::Gap {
             log: self.log,
@@ -345,15 +367,15 @@ impl LogReader<'_> {
     }
 }
 
-fn told(path: &Path, error: &io::Error) -> String {
+fn describe_io_error(path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "it is cut off".into(),
         _ => format!("{}: {error}", path.display()),
     }
 }
 
-fn open(place: usize, named: &Named, cluster: u128) -> Result<(Open, Head), String> {
-    let fail = |error: io::Error| told(&named.path, &error);
+fn open(place: usize, named: &SealedName, cluster: u128) -> Result<(Open, Head), String> {
+    let fail = |error: io::Error| describe_io_error(&named.path, &error);
     let file = File::open(&named.path).map_err(fail)?;
     let length = file.metadata().map_err(fail)?.len();
     let mut file = BufReader::with_capacity(1 << 20, file);
@@ -380,7 +402,7 @@ fn open(place: usize, named: &Named, cluster: u128) -> Result<(Open, Head), Stri
 impl Open {
     /// The file's next entry; `None` at a sound end.
     fn entry(&mut self, last: u64) -> Result<Option<Archived>, String> {
-        let fail = |error: io::Error| told(Path::new("reading"), &error);
+        let fail = |error: io::Error| describe_io_error(Path::new("reading"), &error);
         let mut fixed = [0; ENTRY_BYTES];
         self.file.read_exact(&mut fixed).map_err(fail)?;
         let entry = match next(&fixed).map_err(|error| error.to_string())? {
@@ -421,7 +443,7 @@ impl Open {
         bytes[..ENTRY_BYTES].copy_from_slice(fixed);
         self.file
             .read_exact(&mut bytes[ENTRY_BYTES..])
-            .map_err(|error| told(Path::new("reading"), &error))?;
+            .map_err(|error| describe_io_error(Path::new("reading"), &error))?;
         let end = End::decode(self.seed, &bytes).map_err(|error| error.to_string())?;
         let fits = end.last == last
             && end.last + 1 == self.next

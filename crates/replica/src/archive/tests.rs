@@ -1,5 +1,6 @@
 //! Archives written, read back, damaged, and replayed to every moment.
 
+mod ends;
 mod moments;
 mod opening;
 
@@ -38,7 +39,8 @@ struct Entry {
     number: usize,
 }
 
-/// Logs as a leader with one clock would have written them. With `gangs`, some operations concern several logs.
+/// Logs as a leader with one clock would have written them. With `gangs`, some operations concern
+/// several logs.
 fn history(random: &mut Random, logs: u16, count: usize, gangs: bool) -> Vec<Vec<Entry>> {
     let mut all: Vec<Vec<Entry>> = vec![Vec::new(); usize::from(logs)];
     let mut stamp_ms = 1_000;
@@ -172,19 +174,19 @@ fn archive(directory: &Path, replica: u64, all: &[Vec<Entry>], segment_bytes: u6
     writer.close();
 }
 
-fn shelf(directories: &[&Path]) -> Shelf {
+fn archive_dir(directories: &[&Path]) -> ArchiveDir {
     let directories: Vec<_> = directories.iter().map(|path| path.to_path_buf()).collect();
-    Shelf::open(&directories, CLUSTER).expect("shelf")
+    ArchiveDir::open(&directories, CLUSTER).expect("shelf")
 }
 
 /// One node's archive of everything, to be read.
-fn archived(directory: &Path, all: &[Vec<Entry>]) -> Shelf {
+fn archived(directory: &Path, all: &[Vec<Entry>]) -> ArchiveDir {
     archive(directory, 1, all, 8192);
-    shelf(&[directory])
+    archive_dir(&[directory])
 }
 
-fn read_all(shelf: &Shelf, log: u16) -> Result<Vec<Archived>, ArchiveError> {
-    let mut reader = shelf.read(log, 0, 0);
+fn read_all(archive_dir: &ArchiveDir, log: u16) -> Result<Vec<Archived>, ArchiveError> {
+    let mut reader = archive_dir.read(log, 0, 0);
     let mut read = Vec::new();
     while let Some(entry) = reader.next_entry()? {
         read.push(entry);
@@ -228,10 +230,10 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     }
     writer.close();
     assert_eq!(writer.queued(), 0);
-    let shelf = shelf(&[directory.path()]);
-    assert!(shelf.len() > 6, "{} files", shelf.len());
+    let archive_dir = archive_dir(&[directory.path()]);
+    assert!(archive_dir.len() > 6, "{} files", archive_dir.len());
     for (log, entries) in (0_u16..).zip(&all) {
-        let read = read_all(&shelf, log).expect("read");
+        let read = read_all(&archive_dir, log).expect("read");
         assert!(same(&read, entries), "log {log}");
         let mut clock = 0;
         for (read, entry) in read.iter().zip(entries) {
@@ -239,12 +241,12 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
             assert_eq!(read.clock_ms, clock);
         }
     }
-    let other = Shelf::open(&[directory.path().to_owned()], CLUSTER + 1).expect("shelf");
+    let other = ArchiveDir::open(&[directory.path().to_owned()], CLUSTER + 1).expect("shelf");
     assert!(other.is_empty());
 }
 
-/// A node is started whose archive's newest file, of another term than the one before, does not read back: it is no file of
-/// another history, and its entries are archived again, from the log.
+/// A node is started whose archive's newest file, of another term than the one before, does not
+/// read back: it is no file of another history, and its entries are archived again, from the log.
 #[test]
 fn a_damaged_newest_file_is_archived_again() {
     let directory = tempfile::tempdir().expect("directory");
@@ -264,9 +266,10 @@ fn a_damaged_newest_file_is_archived_again() {
     assert_eq!(writer.end_of(0), (10, all[0][9].term));
     writer.write(part(0, &all[0], 11, 20, 0));
     writer.close();
-    let shelf = shelf(&[directory.path()]);
-    assert!(same(&read_all(&shelf, 0).expect("read"), &all[0]));
-    // Nor is an archive new whose only file does not read back: what the log has trimmed since is a gap.
+    let archive_dir = archive_dir(&[directory.path()]);
+    assert!(same(&read_all(&archive_dir, 0).expect("read"), &all[0]));
+    // Nor is an archive new whose only file does not read back: what the log has trimmed since is a
+    // gap.
     for file in files_of(directory.path(), 0) {
         fs::write(file, b"damaged").expect("written");
     }
@@ -296,16 +299,20 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
         .to_owned();
     let sound = fs::read(victim).expect("read");
     let healed = |what: &str| {
-        let shelf = shelf(&both);
-        assert!(same(&read_all(&shelf, 0).expect(what), &all[0]), "{what}");
+        let archive_dir = archive_dir(&both);
+        assert!(
+            same(&read_all(&archive_dir, 0).expect(what), &all[0]),
+            "{what}"
+        );
     };
     for at in (0..sound.len()).step_by(7) {
         let mut bad = sound.clone();
         bad[at] ^= 4;
         fs::write(victim, &bad).expect("written");
-        match read_all(&shelf(&alone), 0) {
+        match read_all(&archive_dir(&alone), 0) {
             Err(error) => assert!(error.to_string().contains(&name), "byte {at}: {error}"),
-            // A damaged end takes nothing away: each entry has its own checksum, and the next file goes on.
+            // A damaged end takes nothing away: each entry has its own checksum, and the next file
+            // goes on.
             Ok(read) => {
                 assert!(at >= sound.len() - 64, "byte {at} was not missed");
                 assert!(same(&read, &all[0]), "byte {at}");
@@ -314,11 +321,11 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     }
     healed("a flip");
     fs::write(victim, &sound[..sound.len() - 100]).expect("written");
-    let error = read_all(&shelf(&alone), 0).expect_err("cut off");
+    let error = read_all(&archive_dir(&alone), 0).expect_err("cut off");
     assert!(error.to_string().contains("cut off"), "{error}");
     healed("a cut");
     fs::remove_file(victim).expect("removed");
-    let error = read_all(&shelf(&alone), 0).expect_err("missing");
+    let error = read_all(&archive_dir(&alone), 0).expect_err("missing");
     let ArchiveError::Gap {
         from, to, noted, ..
     } = error
@@ -331,7 +338,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     assert!(!noted, "nobody knew of it");
     healed("a missing file");
     // The same entries with other terms are another history.
-    let error = shelf(&alone).read(0, 1, 99).next_entry();
+    let error = archive_dir(&alone).read(0, 1, 99).next_entry();
     assert!(
         matches!(error, Err(ArchiveError::OtherHistory { .. })),
         "{error:?}"
@@ -347,8 +354,8 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
     writer.write(part(0, &all[0], 1, 20, 0));
     writer.write(part(0, &all[0], 31, 60, 21));
     writer.close();
-    let shelf = shelf(&[directory.path()]);
-    let error = read_all(&shelf, 0).expect_err("a gap");
+    let archive_dir = archive_dir(&[directory.path()]);
+    let error = read_all(&archive_dir, 0).expect_err("a gap");
     assert!(
         error.to_string().contains("entries 21 to 30 of log 0"),
         "{error}"
@@ -356,7 +363,7 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
     assert!(error.to_string().contains("had left the log"), "{error}");
     // What does not need it is read.
     let term = all[0][29].term;
-    let after = shelf
+    let after = archive_dir
         .read(0, 30, term)
         .next_entry()
         .expect("read")
@@ -390,8 +397,11 @@ fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
     until(|| writer.state(0).sealed == 20);
     assert_eq!(writer.state(0).failing, None);
     drop(writer);
-    let shelf = shelf(&[&place]);
-    assert!(same(&read_all(&shelf, 0).expect("read"), &all[0][..20]));
+    let archive_dir = archive_dir(&[&place]);
+    assert!(same(
+        &read_all(&archive_dir, 0).expect("read"),
+        &all[0][..20]
+    ));
 }
 
 #[test]
@@ -424,24 +434,25 @@ fn what_has_changed_in_memory_is_not_archived() {
     let writer = open(&settings(other.path(), 1), 1, 2);
     writer.write(part(0, &all[0], 8, 12, 0));
     drop(writer);
-    let one = shelf(&[directory.path()]);
+    let one = archive_dir(&[directory.path()]);
     let error = read_all(&one, 0).expect_err("a gap").to_string();
     assert!(error.contains("entries 10 to 10 of log 0"), "{error}");
-    let both = shelf(&[directory.path(), other.path()]);
+    let both = archive_dir(&[directory.path(), other.path()]);
     assert!(same(&read_all(&both, 0).expect("read"), &all[0][..20]));
 }
 
-/// For every moment: exactly what was proposed until then is applied, in all logs; so operations over several logs are whole.
+/// For every moment: exactly what was proposed until then is applied, in all logs; so operations
+/// over several logs are whole.
 #[test]
 fn every_moment_is_a_prefix_of_what_was_proposed() {
     for seed in 0..6 {
         let directory = tempfile::tempdir().expect("directory");
         let all = history(&mut Random(100 + seed), 4, 250, true);
-        let shelf = archived(directory.path(), &all);
+        let archive_dir = archived(directory.path(), &all);
         let from = [(0, 0); 4];
         let latest = all.iter().flatten().map(|entry| entry.stamp_ms).max();
         let latest = latest.expect("entries");
-        let reach = |until| replay(&shelf, &from, until, None).expect("replayed");
+        let reach = |until| replay(&archive_dir, &from, until, None).expect("replayed");
         for until in (990..=latest + 2).step_by(3) {
             let reached = reach(Until::Time(until));
             // The first thing proposed later.
@@ -482,11 +493,12 @@ fn every_moment_is_a_prefix_of_what_was_proposed() {
 fn every_entry_can_be_asked_for_and_brings_its_gangs() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(7), 3, 150, true);
-    let shelf = archived(directory.path(), &all);
+    let archive_dir = archived(directory.path(), &all);
     let from = [(0, 0); 3];
     for (log, entries) in (0_u16..).zip(&all) {
         for index in 1..=entries.len() as u64 {
-            let reached = replay(&shelf, &from, Until::Index(log, index), None).expect("reached");
+            let reached =
+                replay(&archive_dir, &from, Until::Index(log, index), None).expect("reached");
             assert_eq!(reached.places[usize::from(log)].index, index, "log {log}");
             // Each operation over several logs is in all of them or in none.
             let mut seen = std::collections::HashMap::new();
@@ -501,7 +513,7 @@ fn every_entry_can_be_asked_for_and_brings_its_gangs() {
             }
         }
     }
-    let beyond = replay(&shelf, &from, Until::Index(0, 10_000), None).expect_err("beyond");
+    let beyond = replay(&archive_dir, &from, Until::Index(0, 10_000), None).expect_err("beyond");
     assert!(
         beyond.to_string().contains("the archive ends with entry"),
         "{beyond}"
@@ -512,19 +524,19 @@ fn every_entry_can_be_asked_for_and_brings_its_gangs() {
 fn a_snapshot_that_is_later_is_refused() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(8), 1, 100, false);
-    let shelf = archived(directory.path(), &all);
+    let archive_dir = archived(directory.path(), &all);
     let from = [(50, all[0][49].term)];
     for until in [Until::Index(0, 49), Until::Time(1_001)] {
-        let error = replay(&shelf, &from, until, None).expect_err("later");
+        let error = replay(&archive_dir, &from, until, None).expect_err("later");
         assert!(error.to_string().contains("earlier snapshot"), "{error}");
     }
-    let reached = replay(&shelf, &from, Until::Index(0, 50), None).expect("itself");
+    let reached = replay(&archive_dir, &from, Until::Index(0, 50), None).expect("itself");
     assert_eq!((reached.places[0].index, reached.entries), (50, 0));
 }
 
 #[test]
 fn a_gap_that_grows_while_the_disk_fails_is_one() {
-    let mut lane = Lane::new(0);
+    let mut lane = LogArchive::new(0);
     for there in [100, 300, 300] {
         // The file that was to name it could not be written.
         lane.next = 5;

@@ -1,5 +1,6 @@
-//! The archive's thread: it alone touches the directory. A file that cannot be written is given up with everything behind it
-//! that was handed out, and the loop is told to begin again behind the last sealed one.
+//! The archive's thread: it alone touches the directory. A file that cannot be written is given up
+//! with everything behind it that was handed out, and the loop is told to begin again behind the
+//! last sealed one.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -10,7 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cyclone_wire::archive::{END_BYTES, ENTRY_BYTES, End, Head, Next, next, seal_entry, stamp_ms};
+use cyclone_pmem::private_file;
+use cyclone_wire::archive::{
+    END_BYTES, ENTRY_BYTES, End, Head, Next, clock_after, next, seal_entry,
+};
 use cyclone_wire::ring::crc32c_of;
 
 use super::opening::Opening;
@@ -64,10 +68,11 @@ pub(super) struct State {
 struct Shared {
     states: Mutex<Vec<State>>,
     queued: AtomicU64,
-    /// By log: the thread has been asked for a sealed file and has not begun with that. Its disk may hang for hours.
+    /// By log: the thread has been asked for a sealed file and has not begun with that. Its disk
+    /// may hang for hours.
     sealing: Vec<AtomicBool>,
     /// The directory has been tried once.
-    tried: AtomicBool,
+    open_attempted: AtomicBool,
     /// The states say where its files end.
     open: AtomicBool,
 }
@@ -88,7 +93,8 @@ pub struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Starts the thread of a node's archive, if its configuration has one. It opens the directory, and goes on trying until it can.
+    /// Starts the thread of a node's archive, if its configuration has one. It opens the directory,
+    /// and goes on trying until it can.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -113,7 +119,7 @@ impl ArchiveWriter {
             states: Mutex::new(vec![unknown; usize::from(logs)]),
             queued: AtomicU64::new(0),
             sealing: (0..logs).map(|_| AtomicBool::new(false)).collect(),
-            tried: AtomicBool::new(false),
+            open_attempted: AtomicBool::new(false),
             open: AtomicBool::new(false),
         });
         let (jobs, queue) = channel();
@@ -125,7 +131,7 @@ impl ArchiveWriter {
             segment_bytes: archive.segment_bytes,
             shared: Arc::clone(&shared),
             drafts: (0..logs).map(|_| None).collect(),
-            told: None,
+            warned_at: None,
         };
         let thread = std::thread::Builder::new()
             .name("archive".into())
@@ -141,7 +147,7 @@ impl ArchiveWriter {
     /// Waits until the directory has been tried once, within reason. Answers whether it is open.
     pub(super) fn wait_open(&self) -> bool {
         let until = Instant::now() + OPEN_WITHIN;
-        while !self.shared.tried.load(Ordering::Acquire) && Instant::now() < until {
+        while !self.shared.open_attempted.load(Ordering::Acquire) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.is_open()
@@ -254,7 +260,7 @@ struct Thread {
     segment_bytes: u64,
     shared: Arc<Shared>,
     drafts: Vec<Option<Draft>>,
-    told: Option<Instant>,
+    warned_at: Option<Instant>,
 }
 
 impl Thread {
@@ -296,8 +302,8 @@ impl Thread {
                 Ok(states) => {
                     *self.shared.lock() = states;
                     self.shared.open.store(true, Ordering::Release);
-                    self.shared.tried.store(true, Ordering::Release);
-                    if self.told.take().is_some() {
+                    self.shared.open_attempted.store(true, Ordering::Release);
+                    if self.warned_at.take().is_some() {
                         let directory = self.directory.display();
                         tracing::warn!(%directory, "the archive is open");
                     }
@@ -310,7 +316,7 @@ impl Thread {
                     }
                 }
             }
-            self.shared.tried.store(true, Ordering::Release);
+            self.shared.open_attempted.store(true, Ordering::Release);
             match queue.recv_timeout(Duration::from_micros(RETRY_US)) {
                 Ok(Job::Close) | Err(RecvTimeoutError::Disconnected) => return false,
                 // Nothing else is handed over before.
@@ -359,7 +365,8 @@ impl Thread {
             let length = ENTRY_BYTES + entry.length as usize;
             let (whole, behind) = std::mem::take(&mut rest).split_at_mut(length);
             if payload_crcs.next() != Some(&crc32c_of(&whole[ENTRY_BYTES..])) {
-                // A checksum of the file's would make it look right for ever. What is before it is sound.
+                // A checksum of the file's would make it look right for ever. What is before it is
+                // sound.
                 if draft.end.entries > 0 {
                     self.finish(part.log)?;
                 }
@@ -370,8 +377,7 @@ impl Thread {
                 )));
             }
             seal_entry(draft.seed, whole);
-            let stamp = stamp_ms(&whole[ENTRY_BYTES..]).unwrap_or(0);
-            draft.end.clock_ms = draft.end.clock_ms.max(stamp);
+            draft.end.clock_ms = clock_after(draft.end.clock_ms, &whole[ENTRY_BYTES..]);
             draft.file.write_all(whole)?;
             draft.end.entries += 1;
             draft.end.bytes += length as u64;
@@ -409,7 +415,9 @@ impl Thread {
         let bytes = head.encode();
         // The last four of the head are its checksum.
         let seed = bytes.last_chunk().map_or(0, |sum| u32::from_le_bytes(*sum));
-        let file = File::create(self.draft_path(part.log))?;
+        let mut new = private_file();
+        new.write(true).create(true).truncate(true);
+        let file = new.open(self.draft_path(part.log))?;
         let mut file = BufWriter::with_capacity(256 << 10, file);
         file.write_all(&bytes)?;
         Ok(Draft {
@@ -458,7 +466,7 @@ impl Thread {
         state.files += 1;
         state.bytes += draft.end.bytes + END_BYTES as u64;
         if state.failing.take().is_some() {
-            self.told = None;
+            self.warned_at = None;
             tracing::warn!(log, sealed = state.sealed, "the archive goes on");
         }
         Ok(())
@@ -480,8 +488,11 @@ impl Thread {
     }
 
     fn tell(&mut self, error: &io::Error) {
-        if self.told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
-            self.told = Some(Instant::now());
+        if self
+            .warned_at
+            .is_none_or(|warned_at| warned_at.elapsed() > TELL_AGAIN)
+        {
+            self.warned_at = Some(Instant::now());
             let directory = self.directory.display();
             tracing::error!(%directory, %error, "the archive cannot be written: trimming waits for it while there is room");
         }

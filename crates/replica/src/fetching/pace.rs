@@ -1,9 +1,11 @@
 //! How fast the pieces of a checkpoint are asked for: as fast as they come. Pure; times are in µs.
 //!
-//! What may be on its way grows until something is lost, and is halved then (RFC 5681). A piece may take as long as the round trips before it say
-//! (RFC 6298). A piece is several datagrams, and lost with any of them: where little may be on its way, pieces are small.
+//! What may be on its way grows until something is lost, and is halved then (RFC 5681). A piece may
+//! take as long as the round trips before it say (RFC 6298). A piece is several datagrams, and lost
+//! with any of them: where little may be on its way, pieces are small.
 
-/// Bytes on their way: at first, and the least and the most that may be; the most is well below what a socket buffers.
+/// Bytes on their way: at first, and the least and the most that may be; the most is well below
+/// what a socket buffers.
 const FIRST_WINDOW: u64 = 64 << 10;
 const LEAST_WINDOW: u64 = 8 << 10;
 const MOST_WINDOW: u64 = 512 << 10;
@@ -24,7 +26,7 @@ const OVERTAKEN: u32 = 4;
 /// The pace of one fetch.
 pub(super) struct Pace {
     /// Smoothed round trip, and how much round trips differ from it.
-    trip_us: Option<(u64, u64)>,
+    rtt_us: Option<(u64, u64)>,
     /// So often in a row something did not come in time.
     late: u32,
     window: u64,
@@ -39,7 +41,7 @@ pub(super) struct Pace {
 impl Pace {
     pub fn new() -> Pace {
         Pace {
-            trip_us: None,
+            rtt_us: None,
             late: 0,
             window: FIRST_WINDOW,
             threshold: MOST_WINDOW,
@@ -62,7 +64,7 @@ impl Pace {
 
     /// How long a piece may take until it is asked for again.
     pub fn patience_us(&self) -> u64 {
-        let usual = self.trip_us.map_or(FIRST_PATIENCE_US, |(trip, differs)| {
+        let usual = self.rtt_us.map_or(FIRST_PATIENCE_US, |(trip, differs)| {
             trip.saturating_add(4 * differs)
         });
         let usual = usual.clamp(LEAST_PATIENCE_US, MOST_PATIENCE_US);
@@ -75,11 +77,11 @@ impl Pace {
         self.asked
     }
 
-    /// So many bytes have come; `trip_us`: after so long, if they were asked for once.
-    pub fn came(&mut self, bytes: u32, trip_us: Option<u64>) {
-        if let Some(sample) = trip_us {
+    /// So many bytes have come; `rtt_us`: after so long, if they were asked for once.
+    pub fn on_received(&mut self, bytes: u32, rtt_us: Option<u64>) {
+        if let Some(sample) = rtt_us {
             self.late = 0;
-            self.trip_us = Some(match self.trip_us {
+            self.rtt_us = Some(match self.rtt_us {
                 None => (sample, sample / 2),
                 Some((trip, differs)) => (
                     (7 * trip + sample) / 8,
@@ -96,12 +98,13 @@ impl Pace {
     }
 
     /// Whether a question is lost that so many later ones were answered before.
-    pub fn is_overtaken(answered_since: u32) -> bool {
+    pub fn is_presumed_lost(answered_since: u32) -> bool {
         answered_since >= OVERTAKEN
     }
 
-    /// The answer to this question is lost. `is_late`: nothing says so but that it does not come. Then it may only be on its way for longer
-    /// than any before it, and what is asked again would make the queue that it stands in longer.
+    /// The answer to this question is lost. `is_late`: nothing says so but that it does not come.
+    /// Then it may only be on its way for longer than any before it, and what is asked again would
+    /// make the queue that it stands in longer.
     pub fn lost(&mut self, question: u64, is_late: bool) {
         if question < self.halved_at {
             return;
@@ -125,7 +128,7 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!(pace.patience_us(), FIRST_PATIENCE_US);
         for _ in 0..40 {
-            pace.came(1000, Some(150_000));
+            pace.on_received(1000, Some(150_000));
         }
         assert!((150_000..160_000).contains(&pace.patience_us()));
         for expected in [300_000, 600_000, 1_000_000, 1_000_000] {
@@ -134,10 +137,10 @@ mod tests {
             assert!(pace.patience_us() >= expected && pace.patience_us() <= MOST_PATIENCE_US);
         }
         // A piece that was asked for twice says nothing of how long it took.
-        pace.came(1000, None);
+        pace.on_received(1000, None);
         assert_eq!(pace.patience_us(), MOST_PATIENCE_US);
         for _ in 0..60 {
-            pace.came(1000, Some(100));
+            pace.on_received(1000, Some(100));
         }
         assert_eq!(pace.patience_us(), LEAST_PATIENCE_US);
     }
@@ -147,7 +150,7 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!(pace.piece_bytes(), 8 << 10);
         for _ in 0..64 {
-            pace.came(pace.piece_bytes(), Some(100));
+            pace.on_received(pace.piece_bytes(), Some(100));
         }
         assert_eq!((pace.window, pace.piece_bytes()), (MOST_WINDOW, MOST_PIECE));
         let questions: Vec<u64> = (0..8).map(|_| pace.ask()).collect();
@@ -160,7 +163,7 @@ mod tests {
             (MOST_WINDOW / 2, MOST_PIECE / 2)
         );
         for _ in 0..8 {
-            pace.came(pace.piece_bytes(), Some(100));
+            pace.on_received(pace.piece_bytes(), Some(100));
         }
         let grown = pace.window - MOST_WINDOW / 2;
         assert!(

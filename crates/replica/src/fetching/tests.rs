@@ -11,19 +11,19 @@ fn begun(files: &[(String, u64)]) -> Fetching {
 }
 
 /// The list has come after so long.
-fn begun_after(trip_us: u64, files: &[(String, u64)]) -> Fetching {
+fn begun_after(rtt_us: u64, files: &[(String, u64)]) -> Fetching {
     let offer = RaftMessage::new(0, RaftKind::Snapshot, 1, 2, 1);
     let mut fetching = Fetching::new(offer, 1, 1, PathBuf::new(), 0);
     let list = fetching.requests(0);
     assert_eq!((list.len(), list[0].file), (1, 0));
     let bytes = encode_list(&[1], files);
-    assert!(fetching.came(&chunk(0, 0, bytes.clone()), trip_us));
+    assert!(fetching.on_received(&chunk(0, 0, bytes.clone()), rtt_us));
     assert!(fetching.take_list(&bytes));
     assert!(
-        fetching.requests(trip_us).is_empty(),
+        fetching.requests(rtt_us).is_empty(),
         "nothing yet, however much it is"
     );
-    assert!(!fetching.is_whole(0));
+    assert!(!fetching.is_complete(0));
     fetching.begin_files();
     fetching
 }
@@ -65,17 +65,17 @@ impl Way {
 
     /// Fetches one file of so many bytes; `None` if the leader is given up on.
     fn fetch(mut self, length: u64) -> Option<Outcome> {
-        let trip_us = 2 * self.one_way_us;
-        let mut fetching = begun_after(trip_us, &[("one".to_owned(), length)]);
-        let (mut now_us, mut free_us, mut sent, mut order) = (trip_us, 0, 0, 0);
+        let rtt_us = 2 * self.one_way_us;
+        let mut fetching = begun_after(rtt_us, &[("one".to_owned(), length)]);
+        let (mut now_us, mut free_us, mut sent, mut order) = (rtt_us, 0, 0, 0);
         let mut coming: BTreeMap<(u64, u64), SnapshotFetch> = BTreeMap::new();
         let mut written = vec![false; length.div_ceil(u64::from(LEAST_PIECE)) as usize];
-        while !fetching.is_whole(0) {
+        while !fetching.is_complete(0) {
             now_us += 1000;
             while let Some(first) = coming.first_entry().filter(|it| it.key().0 <= now_us) {
                 let it = first.remove();
                 let bytes = vec![0; it.length as usize];
-                if fetching.came(&chunk(it.file, it.offset, bytes), now_us) {
+                if fetching.on_received(&chunk(it.file, it.offset, bytes), now_us) {
                     let range = it.offset..it.offset + u64::from(it.length);
                     for place in range.clone().step_by(LEAST_PIECE as usize) {
                         written[(place / u64::from(LEAST_PIECE)) as usize] = true;
@@ -83,7 +83,7 @@ impl Way {
                     fetching.written(it.file, &range, now_us);
                 }
             }
-            if fetching.is_forsaken(now_us) {
+            if fetching.has_timed_out(now_us) {
                 return None;
             }
             for request in fetching.requests(now_us) {
@@ -173,24 +173,24 @@ fn a_silent_leader_is_given_up_on_and_a_slow_disk_is_not_its_fault() {
     assert!(asked.len() > 1);
     let mut questions = 0;
     for now_us in (1000..LEADER_TIMEOUT_US).step_by(1000) {
-        assert!(!fetching.is_forsaken(now_us));
+        assert!(!fetching.has_timed_out(now_us));
         questions += fetching.requests(now_us).len();
     }
     assert!(
         (5..100).contains(&questions),
         "{questions} questions in 5 s"
     );
-    assert!(fetching.is_forsaken(LEADER_TIMEOUT_US + 1000));
+    assert!(fetching.has_timed_out(LEADER_TIMEOUT_US + 1000));
 
     let mut fetching = begun(&[("one".to_owned(), 40 << 10)]);
     for it in fetching.requests(1000) {
-        assert!(fetching.came(&chunk(1, it.offset, vec![0; it.length as usize]), 2000));
+        assert!(fetching.on_received(&chunk(1, it.offset, vec![0; it.length as usize]), 2000));
     }
     // All of it is being written; the leader hears that its checkpoint is in use.
     let mut told = 0;
     for now_us in (2000..60_000_000).step_by(1000) {
-        assert!(fetching.requests(now_us).is_empty() && !fetching.is_forsaken(now_us));
-        told += usize::from(fetching.still_used(now_us).is_some());
+        assert!(fetching.requests(now_us).is_empty() && !fetching.has_timed_out(now_us));
+        told += usize::from(fetching.keepalive(now_us).is_some());
     }
     assert!((100..130).contains(&told), "{told} times in a minute");
 }
@@ -203,16 +203,16 @@ fn what_was_asked_for_in_one_piece_is_taken_though_it_is_wanted_in_smaller_ones(
     // Nothing comes: it is asked for again, in smaller pieces.
     let again = fetching.requests(1_000_000);
     assert!(again[0].offset == 0 && again[0].length < first.length);
-    assert!(fetching.came(&chunk(1, 0, vec![0; first.length as usize]), 1_001_000));
+    assert!(fetching.on_received(&chunk(1, 0, vec![0; first.length as usize]), 1_001_000));
     fetching.written(1, &(0..u64::from(first.length)), 1_002_000);
     let of_first = |it: &Piece| it.bytes.start < u64::from(first.length);
     assert!(!fetching.pieces.iter().any(of_first));
     // The smaller one comes too, and counts for nothing.
-    assert!(!fetching.came(&chunk(1, 0, vec![0; again[0].length as usize]), 1_003_000));
+    assert!(!fetching.on_received(&chunk(1, 0, vec![0; again[0].length as usize]), 1_003_000));
     // Nor does what is not in the list.
-    assert!(!fetching.came(&chunk(1, length, vec![0; 1]), 1_004_000));
-    assert!(!fetching.came(&chunk(2, 0, vec![0; 1]), 1_004_000));
-    assert!(!fetching.came(&chunk(1, u64::MAX, vec![0; 1]), 1_004_000));
+    assert!(!fetching.on_received(&chunk(1, length, vec![0; 1]), 1_004_000));
+    assert!(!fetching.on_received(&chunk(2, 0, vec![0; 1]), 1_004_000));
+    assert!(!fetching.on_received(&chunk(1, u64::MAX, vec![0; 1]), 1_004_000));
 }
 
 /// One log's leader has offered it at first, later the other's too.
@@ -230,7 +230,7 @@ fn a_checkpoint_is_lacked_as_long_as_any_offered_log_lacks_something_of_it() {
     };
     let mut fetching = Fetching::new(offer(1, 50), 1, 1, PathBuf::new(), 0);
     let lacked = |fetching: &Fetching, applied: [u64; 2]| {
-        fetching.is_lacked(|log| applied[usize::from(log)])
+        fetching.is_ahead_of(|log| applied[usize::from(log)])
     };
     assert!(lacked(&fetching, [100, 49]));
     assert!(!lacked(&fetching, [0, 50]), "log 0 is not offered");
@@ -246,9 +246,9 @@ fn empty_files_have_no_pieces() {
     let mut fetching = begun(&files);
     let asked = fetching.requests(1000);
     assert_eq!((asked.len(), asked[0].file, asked[0].length), (1, 2, 5));
-    assert!(fetching.came(&chunk(2, 0, vec![0; 5]), 2000));
-    assert!(!fetching.is_whole(0) && fetching.is_whole(1));
+    assert!(fetching.on_received(&chunk(2, 0, vec![0; 5]), 2000));
+    assert!(!fetching.is_complete(0) && fetching.is_complete(1));
     fetching.written(2, &(0..5), 3000);
-    assert!(fetching.is_whole(0));
-    assert!(begun(&[("a".to_owned(), 0)]).is_whole(0));
+    assert!(fetching.is_complete(0));
+    assert!(begun(&[("a".to_owned(), 0)]).is_complete(0));
 }

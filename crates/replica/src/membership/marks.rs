@@ -3,10 +3,10 @@
 /// How old a mark becomes until a later one takes its place, µs.
 const AGE_US: u64 = 1_000_000;
 
-/// Of all logs, one to two seconds ago. What is known of a replica far away is as old as the way there is long: of
-/// what was committed just now, under load, it would never have all.
+/// Of all logs, one to two seconds ago. What is known of a replica far away is as old as the way
+/// there is long: of what was committed just now, under load, it would never have all.
 #[derive(Default)]
-pub(super) struct Marks {
+pub(super) struct LaggedCommits {
     /// What counts.
     pub before: Vec<u64>,
     /// What will count.
@@ -14,7 +14,7 @@ pub(super) struct Marks {
     noted_us: u64,
 }
 
-impl Marks {
+impl LaggedCommits {
     /// So far the logs are committed now.
     pub fn note(&mut self, now_us: u64, committed: Vec<u64>) {
         if self.before.len() != committed.len() {
@@ -31,10 +31,11 @@ impl Marks {
 mod tests {
     use super::*;
 
-    /// Ten entries each millisecond; what is known of the learner is 50 ms older than what is known of the others.
+    /// Ten entries each millisecond; what is known of the learner is 50 ms older than what is known
+    /// of the others.
     #[test]
     fn a_learner_far_away_has_caught_up_under_load() {
-        let mut marks = Marks::default();
+        let mut marks = LaggedCommits::default();
         let mut since = None;
         for now_us in (0..10_000_000).step_by(20_000) {
             let committed = now_us / 100;

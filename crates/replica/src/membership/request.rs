@@ -6,7 +6,12 @@ use cyclone_wire::membership::Replica;
 
 use super::MOST_MEMBERS;
 
-/// What an operator may ask for. Each can be asked for again: what is so already is answered as done.
+/// Ids that a new member may leave out. They are given once and have 16 bits: one wrong number must
+/// not use them up.
+const MOST_SKIPPED: u64 = 1_000;
+
+/// What an operator may ask for. Each can be asked for again: what is so already is answered as
+/// done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberRequest {
     /// A new replica, which receives the logs and does not vote.
@@ -36,6 +41,8 @@ pub enum MemberRequest {
         packet: SocketAddr,
         /// Where its Redis port is from now on; `None`: where it was.
         redis: Option<SocketAddr>,
+        /// Also where it does not answer there.
+        force: bool,
     },
     /// A replica is to go, and a new one to come, which receives the logs and does not vote yet.
     Replace {
@@ -79,6 +86,29 @@ pub enum MemberError {
     /// No such member.
     #[error("{0} is no member; `ctl member list` shows who is")]
     NoMember(u64),
+    /// It was asked whether it is there, and did not answer.
+    #[error(
+        "member {id} does not answer at {packet}: start it there first, with its new addresses in its own configuration \
+         (--force moves it all the same)"
+    )]
+    NotThere {
+        /// The member.
+        id: u64,
+        /// Where it is to be.
+        packet: SocketAddr,
+    },
+    /// An id so high that few would be left.
+    #[error(
+        "id {id} leaves out too many: the next free one is {next}, and {most} the highest that may be used now"
+    )]
+    TooHigh {
+        /// The id asked for.
+        id: u64,
+        /// The lowest that may be used.
+        next: u64,
+        /// The highest.
+        most: u64,
+    },
     /// Nobody would vote.
     #[error("nobody would be left to vote")]
     NobodyLeft,
@@ -121,7 +151,9 @@ impl MemberRequest {
             MemberRequest::Add { id, packet, .. } => {
                 find(id).is_some_and(|it| it.packet == *packet)
             }
-            MemberRequest::Move { id, packet, redis } => find(id).is_some_and(|it| {
+            MemberRequest::Move {
+                id, packet, redis, ..
+            } => find(id).is_some_and(|it| {
                 it.packet == *packet && redis.is_none_or(|redis| it.redis == Some(redis))
             }),
             MemberRequest::Promote { id } => find(id).is_some_and(|it| !it.learner),
@@ -147,7 +179,9 @@ impl MemberRequest {
             MemberRequest::Add { id, packet, redis } => {
                 add(&mut list, highest, id, packet, redis)?;
             }
-            MemberRequest::Move { id, packet, redis } => {
+            MemberRequest::Move {
+                id, packet, redis, ..
+            } => {
                 let place = place(&list, id)?;
                 let others = list.iter().filter(|other| other.id != id);
                 check_addresses(others, packet, redis)?;
@@ -193,6 +227,11 @@ fn add(
     if id <= highest {
         let next = highest + 1;
         return Err(MemberError::Used { id, next });
+    }
+    let most = highest + MOST_SKIPPED + 1;
+    if id > most {
+        let next = highest + 1;
+        return Err(MemberError::TooHigh { id, next, most });
     }
     if list.len() >= MOST_MEMBERS {
         return Err(MemberError::TooMany);

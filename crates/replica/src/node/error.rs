@@ -25,6 +25,9 @@ pub enum NodeError {
         /// What is known.
         what: String,
     },
+    /// The state of founding and recovering could not be written.
+    #[error("the file BOOTSTRAP of the data directory: {0}")]
+    BootstrapFile(std::io::Error),
     /// The thread that moved a log has ended, and has taken the log along.
     #[error("the loop of log {0} has ended")]
     LoopEnded(usize),

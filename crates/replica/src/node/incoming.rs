@@ -1,27 +1,29 @@
-//! What arrives: clients' requests, which wait their turn, and other replicas' messages, which do not.
+//! What arrives: clients' requests, which wait their turn, and other replicas' messages, which do
+//! not.
 
 use cyclone_wire::envelope;
 
 use super::*;
+use crate::fragmented::{each_message, raft_message};
 use crate::intake::Intake;
-use crate::scattered::{each_message, raft_message};
 
 /// Messages taken from a port in one step.
 pub(crate) const RECEIVE_BURST: usize = 256;
 /// Bytes of them; the last call may bring more.
 pub(crate) const RECEIVE_BYTES: usize = 1 << 20;
-/// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one more system call before what
-/// came is answered. What has come since is for the next step.
+/// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one
+/// more system call before what came is answered. What has come since is for the next step.
 pub(crate) const FEW: usize = 8;
-/// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
-/// acknowledgements wait for its end.
+/// Commands and reads of native clients that one step looks at. A step is short, however much is
+/// asked: heartbeats and acknowledgements wait for its end.
 pub(crate) const STEP_REQUESTS: u64 = 256;
-/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
+/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and
+/// refuses what the logs do not take.
 pub(crate) const BACKLOG: usize = 256;
 
 impl Node {
-    /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is in their way, and then as many of
-    /// the clients' as a step takes.
+    /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is
+    /// in their way, and then as many of the clients' as a step takes.
     pub(super) fn receive(&mut self) -> Result<usize, NodeError> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let (mut received, few) = (0, FEW.min(self.config.network.burst));
@@ -67,10 +69,16 @@ impl Node {
             (Peer::Node(node), envelope::RAFT) => self.raft_messages(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
-            (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
-            (Peer::Node(node), envelope::JOINING) => self.say_whether_known(node),
+            (Peer::Node(node), envelope::BOOTSTRAP) => {
+                self.bootstrap_inbox.push((node, rest.to_vec()))
+            }
+            (Peer::Node(_), envelope::RECORD) => self.on_membership_record(&rest.to_vec()),
+            (Peer::Node(node), envelope::LIVENESS) => {
+                self.on_live_peers_report(node, &rest.to_vec())
+            }
+            (Peer::Node(node), envelope::JOINING) => self.answer_join_query(node),
             (Peer::Node(node), envelope::KNOWN) => {
-                let malformed = self.told_known(node, &rest.to_vec()).is_err();
+                let malformed = self.on_known_report(node, &rest.to_vec()).is_err();
                 self.counters.malformed += u64::from(malformed);
             }
             (Peer::Client(_), envelope::CLIENT_REQUEST) => {
@@ -82,7 +90,7 @@ impl Node {
 
     fn raft_messages(&mut self, from: u64, body: &Payload) {
         if self.membership.is_removed(from) {
-            return self.membership.note_stranger(from);
+            return self.membership.note_removed_sender(from);
         }
         for place in each_message(body) {
             let Some(place) = place else {
@@ -120,11 +128,12 @@ impl Node {
             self.offered_snapshot(message);
             return;
         }
+        let (kind, wall_ms) = (message.kind, message.wall_ms);
         match log.group.step(message, bytes.tail(payload_at)) {
-            Ok(()) => {}
+            Ok(()) => log.note_wall_clock(from, kind, wall_ms),
             Err(StepError::Full { .. }) => self.counters.dropped_full += 1,
             Err(error) => {
-                log.tell_of_refusal(&error);
+                log.log_refusal(&error);
                 self.counters.malformed += 1;
             }
         }

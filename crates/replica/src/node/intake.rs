@@ -1,19 +1,24 @@
 //! What the replica's own loop does with requests: every log is at hand.
 
 use super::*;
-use crate::intake::{Intake, Longest};
+use crate::intake::{Intake, SizeLimits};
+use cyclone_wire::batch::Allowed;
 use cyclone_wire::client::Status;
 
 impl Intake for Node {
-    fn tally(&mut self) -> &mut Counters {
+    fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
-    fn longest(&self) -> Longest {
-        Longest {
+    fn size_limits(&self) -> SizeLimits {
+        SizeLimits {
             key: self.config.max_key_bytes,
             value: self.config.max_value_bytes,
         }
+    }
+
+    fn allowed(&self) -> Allowed {
+        self.config.allowed()
     }
 
     fn log_count(&self) -> usize {
@@ -33,7 +38,7 @@ impl Intake for Node {
     }
 
     fn take_write(&mut self, logs: LogSet, origin: Origin, command: &Payload) {
-        match (self.admit(logs), logs.single()) {
+        match (self.admit_write(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
             (Ok(()), Some(log)) => self.submit(log, Request::Write(origin, command.clone())),
             (Ok(()), None) => {

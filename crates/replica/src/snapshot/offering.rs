@@ -1,5 +1,5 @@
-//! The leader's side: a checkpoint is made when a follower needs one, offered, handed over in pieces, and forgotten when nobody uses
-//! it any more.
+//! The leader's side: a checkpoint is made when a follower needs one, offered, handed over in
+//! pieces, and forgotten when nobody uses it any more.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,15 @@ pub(super) struct Offered {
     files: Vec<(String, u64)>,
     /// Per log, the index it was applied up to.
     applied: Vec<u64>,
-    /// Per log, whether its group offers it: not where who took part at that index is not known any more.
+    /// Per log, whether its group offers it: not where who took part at that index is not known any
+    /// more.
     of_group: Vec<bool>,
     used_us: u64,
-    followers: BTreeMap<u64, Taker>,
+    followers: BTreeMap<u64, SnapshotReceiver>,
 }
 
 /// Whether a checkpoint of so much would leave a gap, and a follower needs one.
-fn is_overtaken(log: &PhysicalLog, applied: u64) -> bool {
+fn is_outdated(log: &PhysicalLog, applied: u64) -> bool {
     let status = log.group.status();
     // Who is dead will ask anew.
     let lacks = |peer: &cyclone_consensus::PeerStatus| {
@@ -38,16 +39,18 @@ fn is_overtaken(log: &PhysicalLog, applied: u64) -> bool {
 }
 
 /// A follower that was offered a checkpoint.
-struct Taker {
+struct SnapshotReceiver {
     /// When it last asked.
     asked_us: u64,
-    /// It has asked for files. Whom the checkpoint does not fit any more asks for the list alone, again and again.
+    /// It has asked for files. Whom the checkpoint does not fit any more asks for the list alone,
+    /// again and again.
     fetches: bool,
 }
 
 impl Node {
-    /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on silent followers.
-    pub(crate) fn snapshot_upkeep(&mut self) {
+    /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on
+    /// silent followers.
+    pub(crate) fn snapshot_housekeeping(&mut self) {
         let now_us = self.now_us();
         // Every log is asked: the answer clears the wish.
         let logs = self.logs.iter_mut();
@@ -87,11 +90,12 @@ impl Node {
                 log.group.report_snapshot(follower, false);
             }
         }
-        self.fetch_upkeep(now_us);
+        self.fetch_housekeeping(now_us);
     }
 
-    /// A checkpoint from before a change of the membership leaves out who has come since; one that ends before the log begins leaves a gap
-    /// for whoever needs it. One that some group could not offer is replaced when that group wants one and could.
+    /// A checkpoint from before a change of the membership leaves out who has come since; one that
+    /// ends before the log begins leaves a gap for whoever needs it. One that some group could not
+    /// offer is replaced when that group wants one and could.
     fn withdraw_outdated(&mut self, wanting: &[bool]) {
         let outdated = self.snapshots.offered.as_ref().is_some_and(|offered| {
             let mut logs = self.logs.iter().enumerate();
@@ -99,7 +103,7 @@ impl Node {
                 let since = physical.group.members_since();
                 match offered.of_group[log] {
                     true => {
-                        since > offered.applied[log] || is_overtaken(physical, offered.applied[log])
+                        since > offered.applied[log] || is_outdated(physical, offered.applied[log])
                     }
                     false => wanting[log] && since <= physical.applied,
                 }
@@ -110,7 +114,8 @@ impl Node {
         }
     }
 
-    /// Of the checkpoint that is being fetched: up to where a log is not trimmed, so that what comes behind it can be sent.
+    /// Of the checkpoint that is being fetched: up to where a log is not trimmed, so that what
+    /// comes behind it can be sent.
     pub(crate) fn fetched_up_to(&self, log: usize) -> Option<u64> {
         let offered = self.snapshots.offered.as_ref()?;
         let is_fetched = offered.followers.values().any(|taker| taker.fetches);
@@ -134,7 +139,7 @@ impl Node {
     pub(crate) fn offering(&mut self, follower: u64) {
         let now_us = self.now_us();
         if let Some(offered) = &mut self.snapshots.offered {
-            let taker = Taker {
+            let taker = SnapshotReceiver {
                 asked_us: now_us,
                 fetches: false,
             };
@@ -165,7 +170,7 @@ impl Node {
             return self.send_chunk(from, &gone);
         };
         let fetches = fetch.file > 0;
-        let taker = Taker {
+        let taker = SnapshotReceiver {
             asked_us: now_us,
             fetches,
         };
@@ -201,8 +206,9 @@ impl Node {
         meta: &CheckpointMeta,
     ) {
         self.counters.snapshots_made += 1;
-        // A log whose entries wait for a gang may have a membership that is newer than what is applied. The others do not wait
-        // for it: the gang may wait for a follower that lacks just this checkpoint.
+        // A log whose entries wait for a gang may have a membership that is newer than what is
+        // applied. The others do not wait for it: the gang may wait for a follower that lacks just
+        // this checkpoint.
         let logs = self.logs.iter().zip(&meta.applied);
         let of_group: Vec<bool> = logs
             .map(|(log, (index, _))| log.group.members_since() <= *index)

@@ -13,13 +13,13 @@ fn fetches_that_are_of_no_use_become_rare() {
 fn only_what_is_named_like_the_nodes_own_is_removed() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path().join("snapshots");
-    remove_left(&root).expect("nothing is there");
+    remove_leftovers(&root).expect("nothing is there");
     let own = ["made-3", "fetched-12", "snapshot-77", "made-4.gone-1"];
     let others = ["monday", "made-by-hand", "log-0.flash", "snapshot-"];
     for name in own.iter().chain(&others) {
         fs::create_dir_all(root.join(name).join("deep")).expect("made");
     }
-    remove_left(&root).expect("removed");
+    remove_leftovers(&root).expect("removed");
     let mut left: Vec<_> = fs::read_dir(&root)
         .expect("read")
         .map(|entry| entry.expect("an entry").file_name())
@@ -44,7 +44,8 @@ fn a_log_goes_on_behind_a_checkpoint_without_a_gap() {
     assert!(!goes_on(u64::MAX, 7), "nothing is behind it");
 }
 
-/// The list said less than the files held: the entries between were applied already, and the log would have skipped others.
+/// The list said less than the files held: the entries between were applied already, and the log
+/// would have skipped others.
 #[test]
 fn what_is_installed_is_what_was_offered() {
     let meta = CheckpointMeta {

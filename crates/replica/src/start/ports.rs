@@ -9,7 +9,7 @@ use cyclone_store::StateMachine;
 use cyclone_wire::client::MAX_MESSAGE;
 
 use crate::config::{Config, ConfigError};
-use crate::lane::{Lane, Post};
+use crate::log_loop::{LogHandle, LogLoop};
 use crate::physical::PhysicalLog;
 use crate::platform::Platform;
 use crate::requests::BatchBuilder;
@@ -43,7 +43,7 @@ pub(super) fn open_lanes(
     store: &Arc<dyn StateMachine>,
     logs: &[PhysicalLog],
     platform: &mut dyn Platform,
-) -> Result<(Vec<Post>, Vec<Lane>), StartError> {
+) -> Result<(Vec<LogHandle>, Vec<LogLoop>), StartError> {
     let mut both = (Vec::new(), Vec::new());
     if config.log_threads == 0 {
         return Ok(both);
@@ -51,9 +51,9 @@ pub(super) fn open_lanes(
     for log in logs {
         let driver = platform.log_driver(config, log.id, pool)?;
         let port = make_port(config, log.id + 1, pool, driver, platform)?;
-        let post = Post::new(2 * config.max_pending);
+        let post = LogHandle::new(2 * config.max_pending);
         both.1
-            .push(Lane::new(config, log, &post, port, Arc::clone(store)));
+            .push(LogLoop::new(config, log, &post, port, Arc::clone(store)));
         both.0.push(post);
     }
     Ok(both)
@@ -75,6 +75,7 @@ fn make_port(
     };
     let mut settings = PortConfig::new(Identity::Node(port_of(config.id, door)), keys, boot);
     settings.security = config.security;
+    settings.cluster = config.cluster_id;
     // As long as any client's may be, so that what is too long for the log is answered.
     settings.max_message = entry_bytes(config).max(MAX_MESSAGE) + MESSAGE_SLACK;
     Ok(Port::new(driver, pool.clone(), settings)?)
@@ -86,9 +87,9 @@ pub(super) fn entry_bytes(config: &Config) -> usize {
     longest.max(config.max_batch_bytes())
 }
 
-/// Payload bytes that one message between replicas may have. A receiver needs a frame for every datagram of a message
-/// before it is whole, so messages are kept to a quarter of the frames; the longest entry, which cannot be divided, must
-/// fit into half of them.
+/// Payload bytes that one message between replicas may have. A receiver needs a frame for every
+/// datagram of a message before it is whole, so messages are kept to a quarter of the frames; the
+/// longest entry, which cannot be divided, must fit into half of them.
 pub(super) fn message_bytes(config: &Config, pool: &Pool, port: &Port) -> Result<u64, StartError> {
     let (frames, chunk) = (u64::from(pool.count()), port.chunk_bytes() as u64);
     let longest = (config.max_value_bytes + config.max_key_bytes + BatchBuilder::FULL_BYTES) as u64;

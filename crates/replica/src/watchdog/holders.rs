@@ -1,7 +1,8 @@
 //! Priority for whoever holds the lock that an event loop waits for.
 //!
-//! A thread that was interrupted with a lock in hand gets the CPU back only when all others had their turns, and the loop's own priority is of no
-//! use to it. Who holds the lock nobody knows, so that all threads of the process are lent the loop's priority: the holder is one of them, and has
+//! A thread that was interrupted with a lock in hand gets the CPU back only when all others had
+//! their turns, and the loop's own priority is of no use to it. Who holds the lock nobody knows, so
+//! that all threads of the process are lent the loop's priority: the holder is one of them, and has
 //! it free a moment later.
 
 use std::collections::BTreeMap;
@@ -10,35 +11,37 @@ use std::{fs, io};
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// Several loops of a process may wait at once; what the threads have by themselves only the first of them sees.
-struct Lent {
-    loans: usize,
+/// Several loops of a process may wait at once; what the threads have by themselves only the first
+/// of them sees.
+struct BoostState {
+    boosts: usize,
     /// For threads that are started during a loan, and inherit what was lent.
     usual: i32,
-    /// The threads that there were, each with the nice value that is to be given back to it, if it was lent another.
+    /// The threads that there were, each with the nice value that is to be given back to it, if it
+    /// was lent another.
     threads: BTreeMap<i32, Option<i32>>,
 }
 
-static LENT: Mutex<Lent> = Mutex::new(Lent {
-    loans: 0,
+static LENT: Mutex<BoostState> = Mutex::new(BoostState {
+    boosts: 0,
     usual: 0,
     threads: BTreeMap::new(),
 });
 
-impl Lent {
+impl BoostState {
     /// What is to be given back to a thread that has `has`; `None`: it was lent nothing.
     fn own(&self, thread: Pid, has: i32, nice: i32) -> Option<i32> {
         let known = self.threads.get(&thread.as_raw_nonzero().get());
         match known {
             _ if has > nice => Some(has),
             Some(own) => *own,
-            None if self.loans > 0 => Some(self.usual),
+            None if self.boosts > 0 => Some(self.usual),
             None => None,
         }
     }
 
     /// Gives back to all threads; answers whether there were any.
-    fn give_back(&self, nice: i32) -> bool {
+    fn restore_priority(&self, nice: i32) -> bool {
         let mut some = false;
         for thread in threads() {
             // Who has another one by now was given that by somebody else.
@@ -63,16 +66,17 @@ pub(super) fn own_nice(thread: Pid, nice: i32) -> io::Result<i32> {
     Ok(lent.own(thread, has, nice).unwrap_or(has))
 }
 
-/// All threads of this process have a nice value as low as this; dropping it gives back what they had.
-pub(super) struct Loan {
+/// All threads of this process have a nice value as low as this; dropping it gives back what they
+/// had.
+pub(super) struct PriorityBoost {
     nice: i32,
 }
 
-impl Loan {
+impl PriorityBoost {
     /// Threads that are started meanwhile get `usual` in the end.
-    pub(super) fn take(nice: i32, usual: i32) -> Loan {
+    pub(super) fn take(nice: i32, usual: i32) -> PriorityBoost {
         let mut lent = lent();
-        if lent.loans == 0 {
+        if lent.boosts == 0 {
             lent.usual = usual;
         }
         for thread in threads() {
@@ -82,24 +86,24 @@ impl Loan {
                 lent.threads.insert(thread.as_raw_nonzero().get(), own);
             }
         }
-        lent.loans += 1;
-        Loan { nice }
+        lent.boosts += 1;
+        PriorityBoost { nice }
     }
 }
 
-impl Drop for Loan {
+impl Drop for PriorityBoost {
     fn drop(&mut self) {
         let mut lent = lent();
-        if lent.loans == 1 {
+        if lent.boosts == 1 {
             // Who was started by a thread that had it still is found when none has it any more.
-            while lent.give_back(self.nice) {}
+            while lent.restore_priority(self.nice) {}
             lent.threads.clear();
         }
-        lent.loans -= 1;
+        lent.boosts -= 1;
     }
 }
 
-fn lent() -> MutexGuard<'static, Lent> {
+fn lent() -> MutexGuard<'static, BoostState> {
     LENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -143,8 +147,8 @@ mod tests {
 
     #[test]
     fn what_is_to_be_given_back() {
-        let mut lent = Lent {
-            loans: 0,
+        let mut lent = BoostState {
+            boosts: 0,
             usual: USUAL,
             threads: BTreeMap::new(),
         };
@@ -153,7 +157,7 @@ mod tests {
         // Nothing is lent: who has it has it by itself.
         assert_eq!(lent.own(thread, NICE, NICE), None);
         assert_eq!(lent.own(thread, 15, NICE), Some(15));
-        lent.loans = 1;
+        lent.boosts = 1;
         // Started since, it inherited what it has.
         assert_eq!(lent.own(thread, NICE, NICE), Some(USUAL));
         lent.threads.insert(id, None);
@@ -179,10 +183,10 @@ mod tests {
         // As other tests' watchdogs have it: only the first of several loans says what is usual.
         let usual = own_nice(rustix::thread::gettid(), lowest).unwrap();
         let before = start(Some(3));
-        let first = Loan::take(lowest, usual);
+        let first = PriorityBoost::take(lowest, usual);
         assert_eq!((has(&before), own(&before)), (lowest, 3));
         let inherited = start(Some(lowest));
-        let second = Loan::take(lowest, usual);
+        let second = PriorityBoost::take(lowest, usual);
         drop(first);
         assert_eq!((has(&before), own(&before)), (lowest, 3));
         assert_eq!((has(&inherited), own(&inherited)), (lowest, usual));

@@ -45,6 +45,7 @@ pub fn config(
         election: Duration::from_millis(100),
         max_key_bytes: 1 << 10,
         max_value_bytes: 64 << 10,
+        max_work_bytes: 0,
         max_pending: 8192,
         block_cache_bytes: 1 << 20,
         flash: None,
@@ -52,5 +53,6 @@ pub fn config(
         clock_drift_ppm: 1000,
         follower_staleness: None,
         archive: None,
+        member_addresses: Vec::new(),
     }
 }

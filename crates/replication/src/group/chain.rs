@@ -37,7 +37,8 @@ pub struct Group {
     len: u64,
     /// Number of the next operation; the fabric's context.
     next: u64,
-    /// Chain operations under way in order of posting: number, the caller's context, the answer once it is there.
+    /// Chain operations under way in order of posting: number, the caller's context, the answer
+    /// once it is there.
     under_way: VecDeque<(u64, u64, Option<Answer>)>,
     /// Reads under way: number to the caller's context.
     reads: HashMap<u64, u64>,
@@ -47,8 +48,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Connects to the members, first hop first, and opens the chain. Takes the endpoint for good: what it receives that
-    /// is not the group's is dropped.
+    /// Connects to the members, first hop first, and opens the chain. Takes the endpoint for good:
+    /// what it receives that is not the group's is dropped.
     pub fn open(
         mut endpoint: Box<dyn Endpoint>,
         members: &[(Address, MemoryKey)],

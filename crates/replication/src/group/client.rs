@@ -1,14 +1,15 @@
-//! Transactions over group memory: all of a transaction's updates or none, at every member, in an order that all agree
-//! on.
+//! Transactions over group memory: all of a transaction's updates or none, at every member, in an
+//! order that all agree on.
 //!
 //! ```text
 //!   begin: locks in order of number → read, write (buffered) → commit:
 //!   redo record: gWRITE, gFLUSH → gMEMCPY into the data area, gFLUSH → head: gWRITE, gFLUSH → unlock: gCAS
 //! ```
 //!
-//! Which lock protects which bytes is the program's choice; it must be the same for all clients. The weaker modes
-//! leave steps out of what a commit waits for; the steps are made up for by a later [`Client::settle`], and the
-//! exclusive locks stay until then, so that clients who lock never see less than is committed.
+//! Which lock protects which bytes is the program's choice; it must be the same for all clients.
+//! The weaker modes leave steps out of what a commit waits for; the steps are made up for by a
+//! later [`Client::settle`], and the exclusive locks stay until then, so that clients who lock
+//! never see less than is committed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +28,9 @@ use super::record::{LogName, Update};
 pub enum Durability {
     /// A committed transaction survives the loss of power at all members.
     Critical,
-    /// It survives as long as one member keeps its memory; it is flushed by a later settle. If all members lose power
-    /// before, the last transactions are lost, and with [`LogProcessing::Critical`] perhaps half applied.
+    /// It survives as long as one member keeps its memory; it is flushed by a later settle. If all
+    /// members lose power before, the last transactions are lost, and with
+    /// [`LogProcessing::Critical`] perhaps half applied.
     Deferred,
 }
 
@@ -88,8 +90,9 @@ pub struct Client<M> {
 }
 
 impl<M: GroupMemory> Client<M> {
-    /// Takes a client's place in the group and begins a new epoch of it. Refused while another has it, or if its last
-    /// user did not [detach](Client::detach): then [recover](super::recover_client) comes first.
+    /// Takes a client's place in the group and begins a new epoch of it. Refused while another has
+    /// it, or if its last user did not [detach](Client::detach): then
+    /// [recover](super::recover_client) comes first.
     pub async fn attach(
         io: Io<M>,
         client: u32,
@@ -157,8 +160,8 @@ impl<M: GroupMemory> Client<M> {
         self.unsettled
     }
 
-    /// Begins a transaction that will write what the `exclusive` locks protect and read what either protects. Answers
-    /// once all are held; if one stays with others, gives back what it took.
+    /// Begins a transaction that will write what the `exclusive` locks protect and read what either
+    /// protects. Answers once all are held; if one stays with others, gives back what it took.
     pub async fn begin(
         &mut self,
         exclusive: &[u32],
@@ -169,7 +172,8 @@ impl<M: GroupMemory> Client<M> {
         wanted.extend(shared.iter().map(|&lock| (lock, LockMode::Shared)));
         wanted.extend(exclusive.iter().map(|&lock| (lock, LockMode::Exclusive)));
         if wanted.keys().any(|lock| self.retained.contains(lock)) {
-            // What is executed can be read and written on under the lock that is still there; what is not cannot.
+            // What is executed can be read and written on under the lock that is still there; what
+            // is not cannot.
             if self.options.processing == LogProcessing::Deferred {
                 self.settle().await?;
             }
@@ -184,14 +188,16 @@ impl<M: GroupMemory> Client<M> {
             return Ok(transaction);
         };
         transaction.release().await?;
-        // Whoever is in the way may be waiting for locks that stayed here only for want of a settle.
+        // Whoever is in the way may be waiting for locks that stayed here only for want of a
+        // settle.
         if matches!(error, GroupError::Locked { .. }) {
             transaction.client.settle().await?;
         }
         Err(error)
     }
 
-    /// Reads data without a lock: what it was at some moment, perhaps a part before and a part after a transaction.
+    /// Reads data without a lock: what it was at some moment, perhaps a part before and a part
+    /// after a transaction.
     pub async fn peek(&self, offset: u64, len: u64) -> Result<Vec<u8>, GroupError> {
         let at = self.layout.data_range(offset, len)?;
         self.io.read(self.options.read_member, at, len).await
@@ -203,7 +209,8 @@ impl<M: GroupMemory> Client<M> {
         if self.log.is_empty() && self.retained.is_empty() {
             return Ok(());
         }
-        // A record is durable before its execution can be: otherwise a crash of all could leave half of it.
+        // A record is durable before its execution can be: otherwise a crash of all could leave
+        // half of it.
         let mut operations = vec![GroupOp::Flush];
         operations.extend(self.log.execute());
         operations.extend(self.log.advance());
@@ -289,8 +296,8 @@ impl<M: GroupMemory> Client<M> {
     }
 }
 
-/// Opens the log where its heads are. An even epoch is given back only with an empty log, and records of earlier epochs
-/// are none in this one.
+/// Opens the log where its heads are. An even epoch is given back only with an empty log, and
+/// records of earlier epochs are none in this one.
 async fn open_log<M: GroupMemory>(
     io: &Io<M>,
     layout: Layout,
@@ -311,8 +318,9 @@ async fn open_log<M: GroupMemory>(
     Ok(RedoLog::empty(layout, client, name, head))
 }
 
-/// A transaction under way. Dropped without [`commit`](Transaction::commit) or [`abort`](Transaction::abort) it changes
-/// nothing, and its locks stay until the client's next call.
+/// A transaction under way. Dropped without [`commit`](Transaction::commit) or
+/// [`abort`](Transaction::abort) it changes nothing, and its locks stay until the client's next
+/// call.
 pub struct Transaction<'c, M: GroupMemory> {
     client: &'c mut Client<M>,
     held: BTreeMap<u32, LockMode>,
@@ -381,8 +389,9 @@ impl<M: GroupMemory> Transaction<'_, M> {
         }
         let updates = std::mem::take(&mut self.updates);
         let client = &mut *self.client;
-        // Nothing is executed and no lock is given back before the record is everywhere: neither may what one member
-        // shows be undone by its loss, nor may one that loses power keep half of an execution that no log knows of.
+        // Nothing is executed and no lock is given back before the record is everywhere: neither
+        // may what one member shows be undone by its loss, nor may one that loses power keep half
+        // of an execution that no log knows of.
         let durable = client.options.durability == Durability::Critical;
         client.log.append(&client.io, &updates, durable).await?;
         if !durable && client.options.processing == LogProcessing::Critical {

@@ -1,5 +1,5 @@
-//! Group memory full of garbage, stale bytes and bytes that imitate records: nothing panics, nothing is believed that
-//! was not committed, and what one member still has is found.
+//! Group memory full of garbage, stale bytes and bytes that imitate records: nothing panics,
+//! nothing is believed that was not committed, and what one member still has is found.
 
 use cyclone_fabric::ChainShape;
 use cyclone_fabric::sim::SimConfig;
@@ -51,8 +51,8 @@ fn put(world: &mut World, client: &mut Client<Group>, lock: u32, offset: u64, by
         .expect("put");
 }
 
-/// The user of a log writes bytes that are a record in all but the seed, where the log's tail will stand one lap later,
-/// and dies when it does.
+/// The user of a log writes bytes that are a record in all but the seed, where the log's tail will
+/// stand one lap later, and dies when it does.
 #[test]
 fn a_payload_that_imitates_the_next_record_is_not_replayed() {
     let (mut world, layout) = world(1);
@@ -63,7 +63,8 @@ fn a_payload_that_imitates_the_next_record_is_not_replayed() {
         bytes: b"a lie".to_vec(),
     }];
     let image = |seed| encode(LogName { seed, epoch }, LOG + 64, 64, &lie).0;
-    // A record's payload begins 48 bytes behind it: with 16 more the image stands on the log's 64th byte.
+    // A record's payload begins 48 bytes behind it: with 16 more the image stands on the log's 64th
+    // byte.
     let payload = |image: &[u8]| [&[0; 16][..], image].concat();
     for guess in [0, 1, seed ^ 1] {
         put(&mut world, &mut client, 0, 0, &payload(&image(guess)));
@@ -91,7 +92,8 @@ fn a_payload_that_imitates_the_next_record_is_not_replayed() {
     }
 }
 
-/// Any bytes in one member's copies of the logs, beside two whole ones, lose nothing; in its header or locks neither.
+/// Any bytes in one member's copies of the logs, beside two whole ones, lose nothing; in its header
+/// or locks neither.
 #[test]
 fn garbage_at_one_member_is_made_good_from_the_others() {
     for seed in 0..60 {
@@ -135,7 +137,8 @@ fn garbage_at_one_member_is_made_good_from_the_others() {
     }
 }
 
-/// Any bytes anywhere at all members: a recovery ends, in whatever way, and so does what follows it.
+/// Any bytes anywhere at all members: a recovery ends, in whatever way, and so does what follows
+/// it.
 #[test]
 fn garbage_everywhere_is_survived() {
     let mut refused = 0;
@@ -180,7 +183,8 @@ const NAME: LogName = LogName {
     epoch: 9,
 };
 
-/// A log of records of these sizes, from `head` on, as far as they fit; with each record's position and end.
+/// A log of records of these sizes, from `head` on, as far as they fit; with each record's position
+/// and end.
 fn ring_of(head: u64, sizes: &[usize]) -> (Vec<u8>, Vec<(u64, u64)>) {
     let mut ring: Vec<u8> = (0..LOG).map(|n| n as u8).collect();
     let (mut tail, mut records) = (head, Vec::new());
@@ -212,8 +216,8 @@ fn ring_of(head: u64, sizes: &[usize]) -> (Vec<u8>, Vec<(u64, u64)>) {
 }
 
 proptest! {
-    /// Copies torn anywhere, each for itself: what is found is a beginning of what was written, and goes on for as long as
-    /// one copy or another is whole.
+    /// Copies torn anywhere, each for itself: what is found is a beginning of what was written, and
+    /// goes on for as long as one copy or another is whole.
     #[test]
     fn a_plan_is_a_beginning_of_what_was_written(
         head in 0u64..64,

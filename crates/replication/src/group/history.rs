@@ -1,7 +1,8 @@
-//! What transactions read and wrote, as their clients saw it; and whether one order explains it all.
+//! What transactions read and wrote, as their clients saw it; and whether one order explains it
+//! all.
 //!
-//! Every transaction has a number, and stores it in every cell that it writes, of which it has read what was there
-//! before. So the final cells tell, number by number, who wrote them in which order.
+//! Every transaction has a number, and stores it in every cell that it writes, of which it has read
+//! what was there before. So the final cells tell, number by number, who wrote them in which order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,8 +57,9 @@ impl History {
         entries.iter().filter(|e| e.acknowledged.is_some()).count()
     }
 
-    /// Whether there is an order of all transactions that took effect, each at a moment between its begin and its
-    /// acknowledgement, in which each found what it read; that all acknowledged ones are in it, and none in part.
+    /// Whether there is an order of all transactions that took effect, each at a moment between its
+    /// begin and its acknowledgement, in which each found what it read; that all acknowledged ones
+    /// are in it, and none in part.
     pub fn check(&self, cells: &[u64]) -> Result<(), String> {
         let entries = self.entries.borrow();
         let chains = self.chains(cells)?;

@@ -15,14 +15,15 @@ use super::operation::{Answer, GroupError, GroupEvent, GroupMemory, GroupOp};
 /// The most operations that wait for the group's window.
 pub const MAX_QUEUED: usize = 4096;
 
-/// How often a future is polled without progress before its thread yields, and before it sleeps; and how long it sleeps
-/// at most.
+/// How often a future is polled without progress before its thread yields, and before it sleeps;
+/// and how long it sleeps at most.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(100);
 
-/// A group's memory with a queue before it. Futures that stand on it are polled by one thread, again and again: who polls
-/// makes progress, and a waker is told only that an operation has completed.
+/// A group's memory with a queue before it. Futures that stand on it are polled by one thread,
+/// again and again: who polls makes progress, and a waker is told only that an operation has
+/// completed.
 pub struct Io<M> {
     inner: RefCell<Inner<M>>,
 }
@@ -114,8 +115,8 @@ impl<M: GroupMemory> Io<M> {
         self.inner.borrow().memory.max_transfer()
     }
 
-    /// Queues operations, all or none, in order behind those queued before. They run whether or not the batch is
-    /// awaited.
+    /// Queues operations, all or none, in order behind those queued before. They run whether or not
+    /// the batch is awaited.
     pub fn post(&self, operations: Vec<GroupOp>) -> Batch<'_, M> {
         let mut inner = self.inner.borrow_mut();
         let refused = self.admit(&inner, &operations).err();
@@ -254,8 +255,9 @@ impl Wake for Progress {
     }
 }
 
-/// Polls a future to its end. Between polls it calls `idle` with the number of polls since an operation completed (at
-/// most `u32::MAX`): to let members make progress, to let simulated time pass, or to nap.
+/// Polls a future to its end. Between polls it calls `idle` with the number of polls since an
+/// operation completed (at most `u32::MAX`): to let members make progress, to let simulated time
+/// pass, or to nap.
 pub fn drive<F: Future>(future: F, mut idle: impl FnMut(u32)) -> F::Output {
     let mut future = pin!(future);
     let progress = Arc::new(Progress(AtomicBool::new(false)));
@@ -275,8 +277,9 @@ pub fn drive<F: Future>(future: F, mut idle: impl FnMut(u32)) -> F::Output {
     }
 }
 
-/// Polls a future to its end on this thread, with naps while there is nothing to do. For futures that have an [`Io`] for
-/// themselves, as a [`Client`](super::Client)'s do; [`Io::block_on`] sleeps better.
+/// Polls a future to its end on this thread, with naps while there is nothing to do. For futures
+/// that have an [`Io`] for themselves, as a [`Client`](super::Client)'s do; [`Io::block_on`] sleeps
+/// better.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     drive(future, |polls| match polls {
         0..=SPINS => std::hint::spin_loop(),

@@ -9,9 +9,9 @@
 //!   …        data
 //! ```
 //!
-//! The generation is a word of its own, outside the header's checksum: it changes after formatting, and a word is
-//! never torn. It counts the recoveries of the whole group; a member that was away during one has an older generation
-//! and is copied anew by the next.
+//! The generation is a word of its own, outside the header's checksum: it changes after formatting,
+//! and a word is never torn. It counts the recoveries of the whole group; a member that was away
+//! during one has an older generation and is copied anew by the next.
 
 use cyclone_wire::ring::crc32c;
 
@@ -33,7 +33,8 @@ const MAX_LOCKS: u32 = 1 << 24;
 
 /// Where the generation is; the checksum leaves it out.
 const GENERATION_AT: u64 = 48;
-/// A log's positions stay below this: a thousand years of writing, and no sum of positions overflows.
+/// A log's positions stay below this: a thousand years of writing, and no sum of positions
+/// overflows.
 pub const MAX_POSITION: u64 = 1 << 62;
 
 /// The sizes that are chosen; data gets the rest.
@@ -160,7 +161,8 @@ impl Layout {
         bytes
     }
 
-    /// Reads a header for a memory of `len` bytes; `None` if there is none, or it is for another length.
+    /// Reads a header for a memory of `len` bytes; `None` if there is none, or it is for another
+    /// length.
     pub fn decode(bytes: &[u8], len: u64) -> Option<Layout> {
         let bytes: &[u8; LINE_BYTES as usize] = bytes.first_chunk()?;
         let u32_at = |at: usize| bytes[at..].first_chunk().map(|b| u32::from_le_bytes(*b));
@@ -198,8 +200,9 @@ impl Layout {
         }
     }
 
-    /// Formats a group's memory at all members: everything zero but the header and the logs' seeds. `seeds` has one
-    /// random number per client, which nobody who chooses payloads may know. Whatever was there is gone.
+    /// Formats a group's memory at all members: everything zero but the header and the logs' seeds.
+    /// `seeds` has one random number per client, which nobody who chooses payloads may know.
+    /// Whatever was there is gone.
     pub async fn format<M: GroupMemory>(
         io: &Io<M>,
         spec: LayoutSpec,
@@ -248,8 +251,8 @@ impl Layout {
     /// The layout that all members agree on.
     ///
     /// # Errors
-    /// [`GroupError::Missed`] for a member that is blank or was away during a recovery: the group has to be
-    /// [recovered](super::recover_all) before anybody works on it.
+    /// [`GroupError::Missed`] for a member that is blank or was away during a recovery: the group
+    /// has to be [recovered](super::recover_all) before anybody works on it.
     pub async fn of_group<M: GroupMemory>(io: &Io<M>) -> Result<Layout, GroupError> {
         let mut layouts = Vec::with_capacity(io.members());
         for member in 0..io.members() {
@@ -267,7 +270,8 @@ impl Layout {
     }
 }
 
-/// The layout of the newest generation among the members'; at least one holds one, and all are of one group.
+/// The layout of the newest generation among the members'; at least one holds one, and all are of
+/// one group.
 pub(super) fn newest(layouts: &[Option<Layout>]) -> Result<Layout, GroupError> {
     let newest = layouts.iter().flatten().max_by_key(|l| l.generation);
     let none = || GroupError::Damaged("no member holds a group's memory".into());

@@ -5,13 +5,14 @@
 //!   |  kind |   epoch  | holders |     kind 0 free (the word is 0), 1 shared, 2 exclusive
 //! ```
 //!
-//! An exclusive word names its owner (the only holder bit) and the owner's epoch; a shared one has a bit per reader and
-//! no epoch. An operation that reaches the members one after the other may find some words free and others taken: the
-//! result map says where, and what was taken is given back. Of writers that meet, the one that has the first member's
-//! word keeps what it has and waits for the rest, so that they don't undo each other for ever.
+//! An exclusive word names its owner (the only holder bit) and the owner's epoch; a shared one has
+//! a bit per reader and no epoch. An operation that reaches the members one after the other may
+//! find some words free and others taken: the result map says where, and what was taken is given
+//! back. Of writers that meet, the one that has the first member's word keeps what it has and waits
+//! for the rest, so that they don't undo each other for ever.
 //!
-//! An exclusive word whose epoch its owner has left behind is nobody's: an epoch ends only after its client's log was
-//! replayed everywhere. Whoever finds such a word breaks it.
+//! An exclusive word whose epoch its owner has left behind is nobody's: an epoch ends only after
+//! its client's log was replayed everywhere. Whoever finds such a word breaks it.
 
 use super::io::Io;
 use super::layout::{Layout, MAX_CLIENTS};
@@ -46,7 +47,8 @@ impl LockWord {
         LockWord(EXCLUSIVE | (u64::from(holder.epoch) << 32) | holder.bit())
     }
 
-    /// This word with one more reader; `None` for a writer's word, or where the reader is in it already.
+    /// This word with one more reader; `None` for a writer's word, or where the reader is in it
+    /// already.
     pub fn with_reader(self, holder: Holder) -> Option<LockWord> {
         let readable = self == LockWord::FREE || self.is_shared();
         (readable && self.0 & holder.bit() == 0).then(|| LockWord(self.0 | SHARED | holder.bit()))
@@ -101,7 +103,8 @@ impl Holder {
 pub struct LockPolicy {
     /// Attempts before giving up; at least 1.
     pub attempts: u32,
-    /// Polls to let pass after the first failure; grows up to 32 times, and differs between clients.
+    /// Polls to let pass after the first failure; grows up to 32 times, and differs between
+    /// clients.
     pub pause_rounds: u32,
 }
 
@@ -295,7 +298,8 @@ pub async fn unlock_shared<M: GroupMemory>(
     let at = layout.lock_at(lock)?;
     // Most likely nobody else reads.
     let mut seen = LockWord::FREE.with_reader(holder).unwrap_or(LockWord::FREE);
-    // Every failure means that another reader came or went; there are at most 32, which don't all keep doing so.
+    // Every failure means that another reader came or went; there are at most 32, which don't all
+    // keep doing so.
     for _ in 0..1000 {
         let Some(new) = seen.without_reader(holder) else {
             return Err(GroupError::LockLost { lock, word: seen.0 });
@@ -327,8 +331,8 @@ async fn swap_one<M: GroupMemory>(
     Ok(LockWord(word))
 }
 
-/// Removes a dead client from every lock's word. Its access must have ended and its log been replayed. Answers how many
-/// locks it was in.
+/// Removes a dead client from every lock's word. Its access must have ended and its log been
+/// replayed. Answers how many locks it was in.
 pub async fn sweep<M: GroupMemory>(
     io: &Io<M>,
     layout: &Layout,

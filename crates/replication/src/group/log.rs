@@ -1,8 +1,9 @@
 //! A client's redo log in group memory: append, execute and advance (HyperLoop §5).
 //!
-//! Positions count the log's bytes since it was formatted. `head ≤ executed ≤ tail ≤ head + log bytes`: what lies before
-//! the head is executed and durable at every member, what lies before `executed` has been copied into the data area.
-//! The head is a word of the client's slot; the tail is wherever whole records end.
+//! Positions count the log's bytes since it was formatted. `head ≤ executed ≤ tail ≤ head + log
+//! bytes`: what lies before the head is executed and durable at every member, what lies before
+//! `executed` has been copied into the data area. The head is a word of the client's slot; the tail
+//! is wherever whole records end.
 
 use std::collections::VecDeque;
 
@@ -53,7 +54,8 @@ impl RedoLog {
         self.layout.spec.log_bytes / 2
     }
 
-    /// Whether a record of these updates finds room now; refuses updates that never will, or leave the data area.
+    /// Whether a record of these updates finds room now; refuses updates that never will, or leave
+    /// the data area.
     pub fn has_room(&self, updates: &[Update]) -> Result<bool, GroupError> {
         let len = padded_len(updates)?;
         if len > self.max_record() {
@@ -79,7 +81,8 @@ impl RedoLog {
         if rest < len { rest } else { 0 }
     }
 
-    /// Puts a record behind the tail: what to post, in this order. A full log is an error, and nothing is done.
+    /// Puts a record behind the tail: what to post, in this order. A full log is an error, and
+    /// nothing is done.
     pub fn stage(
         &mut self,
         updates: &[Update],
@@ -117,8 +120,8 @@ impl RedoLog {
         Ok(operations)
     }
 
-    /// The copies that execute everything appended; they count as done once posted, because whatever moves the head is
-    /// posted behind them.
+    /// The copies that execute everything appended; they count as done once posted, because
+    /// whatever moves the head is posted behind them.
     pub fn execute(&mut self) -> Vec<GroupOp> {
         let mut operations = Vec::new();
         for (end, moves) in self.waiting.drain(..) {
@@ -131,8 +134,9 @@ impl RedoLog {
         operations
     }
 
-    /// What makes the executed part durable and then moves the head behind it. [`RedoLog::advanced`] follows once this
-    /// has completed at every member; only then is the room free.
+    /// What makes the executed part durable and then moves the head behind it.
+    /// [`RedoLog::advanced`] follows once this has completed at every member; only then is the room
+    /// free.
     //= hyperloop §5: ExecuteAndAdvance
     pub fn advance(&self) -> Vec<GroupOp> {
         vec![
@@ -147,7 +151,8 @@ impl RedoLog {
         self.head = self.executed;
     }
 
-    /// Appends a record: gWRITE, then gFLUSH if `durable`. Complete at every member when this returns.
+    /// Appends a record: gWRITE, then gFLUSH if `durable`. Complete at every member when this
+    /// returns.
     //= hyperloop §5: Append
     pub async fn append<M: GroupMemory>(
         &mut self,
@@ -162,7 +167,8 @@ impl RedoLog {
         run_all(io, operations).await.map(drop)
     }
 
-    /// Executes everything appended and advances the head. Durable at every member when this returns.
+    /// Executes everything appended and advances the head. Durable at every member when this
+    /// returns.
     pub async fn execute_and_advance<M: GroupMemory>(
         &mut self,
         io: &Io<M>,

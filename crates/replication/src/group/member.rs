@@ -1,5 +1,5 @@
-//! The keeping side of groups: registers each tenant's memory for the tenant's clients, and ends their access. Nothing of
-//! it is in any operation's way.
+//! The keeping side of groups: registers each tenant's memory for the tenant's clients, and ends
+//! their access. Nothing of it is in any operation's way.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,8 +9,9 @@ use cyclone_pmem::SharedArea;
 
 use super::operation::GroupError;
 
-/// One member of one group or several: ranges of an endpoint's memory, one per tenant, each registered once per client
-/// under the client's own token. A key opens its tenant's range and nothing else.
+/// One member of one group or several: ranges of an endpoint's memory, one per tenant, each
+/// registered once per client under the client's own token. A key opens its tenant's range and
+/// nothing else.
 ///
 /// How keys get to clients, and who decides that a client is dead, is the program's business.
 //= hyperloop §7
@@ -28,8 +29,8 @@ pub struct GroupMember {
 const ONLY: u32 = 0;
 
 impl GroupMember {
-    /// A member that keeps `len` bytes from `offset` of its endpoint's memory for tenant 0, with at most `max_clients`
-    /// clients of all tenants.
+    /// A member that keeps `len` bytes from `offset` of its endpoint's memory for tenant 0, with at
+    /// most `max_clients` clients of all tenants.
     pub fn new(
         endpoint: Box<dyn Endpoint>,
         offset: u64,
@@ -71,13 +72,15 @@ impl GroupMember {
         self.endpoint.address()
     }
 
-    /// Lets a client of tenant 0 in under its token. A client that was let in before is fenced off first.
+    /// Lets a client of tenant 0 in under its token. A client that was let in before is fenced off
+    /// first.
     pub fn grant(&mut self, client: u32, token: Token) -> Result<MemoryKey, FabricError> {
         let range = self.ranges.get(&ONLY).copied().unwrap_or_default();
         self.let_in((ONLY, client), range, token)
     }
 
-    /// Lets a tenant's client in under its token. A client that was let in before is fenced off first.
+    /// Lets a tenant's client in under its token. A client that was let in before is fenced off
+    /// first.
     pub fn grant_to(
         &mut self,
         tenant: u32,
@@ -107,8 +110,8 @@ impl GroupMember {
         Ok(key)
     }
 
-    /// Ends the access of a client of tenant 0: once this returns, nothing that it still sends takes effect here. Comes
-    /// before its log is recovered and its locks are broken.
+    /// Ends the access of a client of tenant 0: once this returns, nothing that it still sends
+    /// takes effect here. Comes before its log is recovered and its locks are broken.
     pub fn fence_off(&mut self, client: u32) -> Result<(), FabricError> {
         self.put_out((ONLY, client))
     }

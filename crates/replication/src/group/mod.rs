@@ -1,5 +1,5 @@
-//! Group memory: one range of bytes kept alike at every member, changed by operations that travel from member to member
-//! without the members' programs (HyperLoop).
+//! Group memory: one range of bytes kept alike at every member, changed by operations that travel
+//! from member to member without the members' programs (HyperLoop).
 //!
 //! ```text
 //!   GroupMemory    the face: gWRITE, gCAS, gMEMCPY, gFLUSH, and reading one member    operation.rs
@@ -13,18 +13,21 @@
 //!   recovery       after a crash of a client or of members                            recovery.rs
 //! ```
 //!
-//! Everything above `Group` is plain `async` code without a runtime, a clock or threads: a caller polls the futures
-//! itself or uses [`block_on`]. To drop a future in mid-air is to crash a client there. `naive` has a second
-//! `GroupMemory`, whose members' programs do the work.
+//! Everything above `Group` is plain `async` code without a runtime, a clock or threads: a caller
+//! polls the futures itself or uses [`block_on`]. To drop a future in mid-air is to crash a client
+//! there. `naive` has a second `GroupMemory`, whose members' programs do the work.
 //!
 //! **Invariants.**
-//! - A redo record names every byte its transaction changes; it is in all members' logs before any is executed.
-//! - Bytes are changed only under an exclusive lock, which is held at all members until the record that changed them
-//!   is executed, durable and passed by the log's head at all members. So the records of different clients that a
-//!   recovery finds never touch the same bytes, and any order of replaying the logs is right.
+//! - A redo record names every byte its transaction changes; it is in all members' logs before any
+//!   is executed.
+//! - Bytes are changed only under an exclusive lock, which is held at all members until the record
+//!   that changed them is executed, durable and passed by the log's head at all members. So the
+//!   records of different clients that a recovery finds never touch the same bytes, and any order
+//!   of replaying the logs is right.
 //! - Space of a log is written again only once its head has passed it, durably, at all members.
-//! - There is no tail word: a record's checksum says whether it is there. It is seeded with a number that no author of
-//!   payloads knows, and covers position and epoch, so that recycled bytes and payloads that imitate records fail.
+//! - There is no tail word: a record's checksum says whether it is there. It is seeded with a
+//!   number that no author of payloads knows, and covers position and epoch, so that recycled bytes
+//!   and payloads that imitate records fail.
 
 pub mod chain;
 pub mod client;

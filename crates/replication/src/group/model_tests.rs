@@ -1,4 +1,5 @@
-//! Random operations against a model: what every member holds, what is acknowledged, what a crash may leave.
+//! Random operations against a model: what every member holds, what is acknowledged, what a crash
+//! may leave.
 
 use std::collections::VecDeque;
 
@@ -94,7 +95,8 @@ impl Model {
         }
     }
 
-    /// Whether a member's memory after a crash holds nothing but what was durable and what came since.
+    /// Whether a member's memory after a crash holds nothing but what was durable and what came
+    /// since.
     pub fn check_survivor(&mut self, member: usize, image: &[u8]) {
         self.since = vec![vec![Vec::new(); LEN as usize]];
         for (_, of, offset, bytes) in &self.changes {
@@ -241,8 +243,8 @@ fn a_fabric_without_order_does_not_disturb_a_chains() {
     }
 }
 
-/// A member loses power anywhere in a stream of pipelined operations: what a gFLUSH that was acknowledged had before it
-/// is there, and nothing is there that was never written.
+/// A member loses power anywhere in a stream of pipelined operations: what a gFLUSH that was
+/// acknowledged had before it is there, and nothing is there that was never written.
 #[test]
 fn acknowledged_and_flushed_survives_the_crash_of_any_member() {
     for seed in 0..150 {

@@ -72,7 +72,8 @@ pub enum GroupEvent {
         /// The answer.
         answer: Answer,
     },
-    /// The group broke: what was under way may have taken effect at any member or none, and nothing will any more.
+    /// The group broke: what was under way may have taken effect at any member or none, and nothing
+    /// will any more.
     Broken {
         /// Why, for people.
         why: String,
@@ -234,7 +235,8 @@ pub enum GroupError {
         /// Another's.
         other: u64,
     },
-    /// A lock stayed with others for all the attempts made. Whatever was taken on the way has been given back.
+    /// A lock stayed with others for all the attempts made. Whatever was taken on the way has been
+    /// given back.
     #[error("lock {lock} is held by others ({word:#x}) after {attempts} attempts")]
     Locked {
         /// The lock.
@@ -244,7 +246,8 @@ pub enum GroupError {
         /// Attempts made.
         attempts: u32,
     },
-    /// A lock that this client held was taken from it: it was declared dead. What it does next must not count.
+    /// A lock that this client held was taken from it: it was declared dead. What it does next must
+    /// not count.
     #[error("lock {lock} was taken away ({word:#x} in its place)")]
     LockLost {
         /// The lock.
@@ -318,7 +321,8 @@ pub enum GroupError {
         /// The value given.
         value: u64,
     },
-    /// A member is blank, or was away during a recovery: the whole group has to be recovered, which copies it anew.
+    /// A member is blank, or was away during a recovery: the whole group has to be recovered, which
+    /// copies it anew.
     #[error(
         "member {member} has generation {generation} of the group, others have {newest}: recover the group"
     )]

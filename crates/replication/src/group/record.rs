@@ -6,9 +6,10 @@
 //!     u32     u32      u64        u64     u32    u16     u8    u8
 //! ```
 //!
-//! The checksum covers the log's seed and everything else of the record. `position` counts the log's bytes since it was
-//! formatted; a record lies at `position mod log bytes`, a multiple of 64, and never across the log's end: there a pad
-//! fills the rest. `from` counts from the record's first byte, `to` from the data area's.
+//! The checksum covers the log's seed and everything else of the record. `position` counts the
+//! log's bytes since it was formatted; a record lies at `position mod log bytes`, a multiple of 64,
+//! and never across the log's end: there a pad fills the rest. `from` counts from the record's
+//! first byte, `to` from the data area's.
 
 use cyclone_wire::ring::crc32c;
 
@@ -86,8 +87,8 @@ pub struct LogName {
     pub epoch: u64,
 }
 
-/// A record's bytes, padded to a multiple of 64, and the copies that execute it when it lies at `at` of the log.
-/// The updates must have passed [`padded_len`].
+/// A record's bytes, padded to a multiple of 64, and the copies that execute it when it lies at
+/// `at` of the log. The updates must have passed [`padded_len`].
 pub fn encode(name: LogName, position: u64, at: u64, updates: &[Update]) -> (Vec<u8>, Vec<Move>) {
     let payload_at = HEADER_BYTES + updates.len() * ENTRY_BYTES;
     let len = payload_at + updates.iter().map(|u| u.bytes.len()).sum::<usize>();
@@ -134,7 +135,8 @@ fn header(bytes: &mut Vec<u8>, name: LogName, position: u64, len: usize, count: 
     bytes.extend_from_slice(&[0; 4]);
     bytes.extend_from_slice(&position.to_le_bytes());
     bytes.extend_from_slice(&name.epoch.to_le_bytes());
-    // At most half of u32::MAX by `padded_len`; pads are shorter than a log, which is at most 4 GiB.
+    // At most half of u32::MAX by `padded_len`; pads are shorter than a log, which is at most 4
+    // GiB.
     bytes.extend_from_slice(&(len as u32).to_le_bytes());
     bytes.extend_from_slice(&count.to_le_bytes());
     bytes.extend_from_slice(&[kind, 0]);

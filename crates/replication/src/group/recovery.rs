@@ -1,26 +1,30 @@
-//! After a crash: finds whole redo records, brings all members to the same state, and frees what the dead had locked.
+//! After a crash: finds whole redo records, brings all members to the same state, and frees what
+//! the dead had locked.
 //!
-//! A record that was acknowledged is at every member that kept its memory; one that was not may be at some. Any one
-//! copy will do, because a client never stores two different records at one position in one epoch. So the records are
-//! followed from the smallest head on, each taken from whichever member has it, until no member has the next; they are
-//! written to all, executed at all, and only then do the heads move, the locks fall, and the epoch end. Every step may be
-//! repeated, so a recovery that crashes is recovered by another.
+//! A record that was acknowledged is at every member that kept its memory; one that was not may be
+//! at some. Any one copy will do, because a client never stores two different records at one
+//! position in one epoch. So the records are followed from the smallest head on, each taken from
+//! whichever member has it, until no member has the next; they are written to all, executed at all,
+//! and only then do the heads move, the locks fall, and the epoch end. Every step may be repeated,
+//! so a recovery that crashes is recovered by another.
 //!
 //! The caller sees to it that the dead are dead: their keys are revoked at every member
 //! ([`GroupMember::fence_off`](super::GroupMember::fence_off)), and one recovery runs at a time.
 //!
-//! **A lost member.** An operation reaches every member or breaks the group, so without one of them nobody commits any
-//! more. The program then revokes all clients' keys, opens the group over the members it wants from now on, calls
+//! **A lost member.** An operation reaches every member or breaks the group, so without one of them
+//! nobody commits any more. The program then revokes all clients' keys, opens the group over the
+//! members it wants from now on, calls
 //! [`recover_all`], and lets the clients attach again:
 //!
 //! - over the survivors alone: the group goes on with fewer copies;
 //! - over the survivors and a blank member, at once or later: it is copied from the others;
-//! - over the survivors and the lost member that came back: if it was away during a recovery, its generation is older
-//!   than the others', and it is copied like a blank one, for its log may lack what the others have executed and
-//!   forgotten; if not, what it lacks is in the others' logs.
+//! - over the survivors and the lost member that came back: if it was away during a recovery, its
+//!   generation is older than the others', and it is copied like a blank one, for its log may lack
+//!   what the others have executed and forgotten; if not, what it lacks is in the others' logs.
 //!
-//! Which members make up the group, and that at least one of the newest generation is among them, is the program's
-//! business (or its configuration manager's): a recovery over old members only cannot know what it does not see.
+//! Which members make up the group, and that at least one of the newest generation is among them,
+//! is the program's business (or its configuration manager's): a recovery over old members only
+//! cannot know what it does not see.
 
 use super::io::Io;
 use super::layout::{LINE_BYTES, Layout, MAX_POSITION, SLOT_HEAD, SLOT_SEED, newest};
@@ -42,7 +46,8 @@ pub struct Recovered {
     pub rebuilt: u64,
 }
 
-/// Recovers one dead client while the others go on: replays its log, frees its locks, ends its epoch.
+/// Recovers one dead client while the others go on: replays its log, frees its locks, ends its
+/// epoch.
 pub async fn recover_client<M: GroupMemory>(
     io: &Io<M>,
     client: u32,
@@ -57,8 +62,9 @@ pub async fn recover_client<M: GroupMemory>(
     Ok(recovered)
 }
 
-/// Recovers the whole group after the loss of a member, when no client is left: replays all logs, frees all locks,
-/// copies members anew that hold no group memory or an older generation of it, and begins a new generation.
+/// Recovers the whole group after the loss of a member, when no client is left: replays all logs,
+/// frees all locks, copies members anew that hold no group memory or an older generation of it, and
+/// begins a new generation.
 pub async fn recover_all<M: GroupMemory>(io: &Io<M>) -> Result<Recovered, GroupError> {
     let (layout, kept) = members_that_kept(io).await?;
     let mut recovered = Recovered::default();
@@ -75,8 +81,8 @@ pub async fn recover_all<M: GroupMemory>(io: &Io<M>) -> Result<Recovered, GroupE
         copy_to_all(io, kept[0], &layout).await?;
         recovered.rebuilt = (io.members() - kept.len()) as u64;
     }
-    // From here on all members are alike. Whoever has the new generation holds everything; who has not may have to be
-    // copied once more, if this recovery ends here.
+    // From here on all members are alike. Whoever has the new generation holds everything; who has
+    // not may have to be copied once more, if this recovery ends here.
     let generation = layout.generation.checked_add(1);
     let generation =
         generation.ok_or_else(|| GroupError::Damaged("the generations are used up".into()))?;
@@ -134,8 +140,9 @@ async fn replay<M: GroupMemory>(
         copies.push(read_copy(io, layout, client, member).await?);
     }
     let plan = plan(&copies, layout)?;
-    // All are written, also those that every member has: whoever appended them may have died before it flushed, and what
-    // is executed below must be durable in the log before the first byte of it can be in the data.
+    // All are written, also those that every member has: whoever appended them may have died before
+    // it flushed, and what is executed below must be durable in the log before the first byte of it
+    // can be in the data.
     let mut repairs = Vec::new();
     for (record, source, everywhere) in &plan.records {
         repairs.extend(rewrite(io, layout, client, record, &copies[*source].ring));
@@ -179,8 +186,8 @@ pub(super) fn plan(copies: &[Copy], layout: &Layout) -> Result<Plan, GroupError>
     if heads().any(is_bad) || last - first > log_bytes {
         return damaged(format!("log heads from {first} to {last}"));
     }
-    // The last epoch ends with the number behind it. Members are one step apart at most, where somebody died between
-    // them: a step waits for the one before to be durable at all.
+    // The last epoch ends with the number behind it. Members are one step apart at most, where
+    // somebody died between them: a step waits for the one before to be durable at all.
     let oldest = copies.iter().map(|copy| copy.epoch).min().unwrap_or(0);
     if epoch > MAX_EPOCH + 1 || epoch - oldest > 1 {
         return damaged(format!("epochs from {oldest} to {epoch}"));
@@ -249,8 +256,8 @@ async fn end_epoch<M: GroupMemory>(
     run_all(io, operations).await.map(drop)
 }
 
-/// Copies a member's memory to all, the header last: until then a member that held none is still blank, and an older
-/// generation is still older.
+/// Copies a member's memory to all, the header last: until then a member that held none is still
+/// blank, and an older generation is still older.
 async fn copy_to_all<M: GroupMemory>(
     io: &Io<M>,
     from: usize,

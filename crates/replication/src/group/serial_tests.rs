@@ -1,6 +1,7 @@
-//! A group's whole life under all of the fabric's faults: clients die, are paused, cut off and declared dead while they
-//! live; members lose power, are left out, come back with old memory or are replaced by blank ones; recoveries crash.
-//! At the end one order explains everything that anybody saw.
+//! A group's whole life under all of the fabric's faults: clients die, are paused, cut off and
+//! declared dead while they live; members lose power, are left out, come back with old memory or
+//! are replaced by blank ones; recoveries crash. At the end one order explains everything that
+//! anybody saw.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -343,7 +344,8 @@ impl Town {
         self.seen.replayed += recovered.replayed;
     }
 
-    /// Recovers the group; the first attempts may die, and members that may forget lose power with them.
+    /// Recovers the group; the first attempts may die, and members that may forget lose power with
+    /// them.
     fn recover(&mut self, may_forget: &[usize]) -> Recovered {
         for attempt in 0..20 {
             let (machine, io) = self.world.io(RECOVERER, self.shape);
@@ -513,8 +515,9 @@ fn one_order_explains_what_everybody_saw_whatever_fails() {
     }
 }
 
-/// A client dies when its record is everywhere and not yet durable; a recovery executes it, and all members lose power
-/// before that is durable. Half of the execution may be in their memory: then the record must be too.
+/// A client dies when its record is everywhere and not yet durable; a recovery executes it, and all
+/// members lose power before that is durable. Half of the execution may be in their memory: then
+/// the record must be too.
 #[test]
 fn what_a_recovery_executes_it_has_made_durable_before() {
     let options = ClientOptions {

@@ -1,4 +1,5 @@
-//! A simulated group for tests: members on machines that lose power, clients that die between any two steps.
+//! A simulated group for tests: members on machines that lose power, clients that die between any
+//! two steps.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -137,8 +138,8 @@ impl World {
         self.members[member].memory().read_vec(0, self.len)
     }
 
-    /// Polls futures, in an order drawn from the seed, and lets time pass, until all are done (answers true) or `steps`
-    /// are over.
+    /// Polls futures, in an order drawn from the seed, and lets time pass, until all are done
+    /// (answers true) or `steps` are over.
     pub fn race<T>(
         &mut self,
         futures: &mut [Running<'_, T>],

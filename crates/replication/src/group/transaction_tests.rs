@@ -1,4 +1,5 @@
-//! A bank on group memory: whatever crashes, money is neither made nor lost, and what was acknowledged stays.
+//! A bank on group memory: whatever crashes, money is neither made nor lost, and what was
+//! acknowledged stays.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -81,8 +82,8 @@ struct Told {
     settled: Cell<u64>,
 }
 
-/// Transfers between accounts, now and then abandoned, now and then the sum of all under shared locks. Every transfer
-/// also counts itself in a word of its client's own.
+/// Transfers between accounts, now and then abandoned, now and then the sum of all under shared
+/// locks. Every transfer also counts itself in a word of its client's own.
 async fn work(
     client: &mut Client<Group>,
     seed: u64,
@@ -154,8 +155,8 @@ async fn transfer(
     Ok(())
 }
 
-/// All members are alike, no money is made or lost, and each client's counter lies between what it was promised and what
-/// it tried.
+/// All members are alike, no money is made or lost, and each client's counter lies between what it
+/// was promised and what it tried.
 fn check(world: &World, layout: &Layout, told: &[Told], promised: impl Fn(&Told) -> u64) {
     let data = |member: usize| world.bytes(member)[layout.data_at() as usize..].to_vec();
     let first = data(0);
@@ -249,8 +250,8 @@ fn clients_that_race_lose_and_make_no_money() {
     }
 }
 
-/// Power fails at one member or at all of them, between any two steps; clients die with it. Recovery finds every
-/// acknowledged transfer, as far as the mode promises it, and no half of any.
+/// Power fails at one member or at all of them, between any two steps; clients die with it.
+/// Recovery finds every acknowledged transfer, as far as the mode promises it, and no half of any.
 #[test]
 fn transfers_survive_power_failures() {
     let mut replayed = 0;

@@ -11,7 +11,8 @@ use crate::scan::ScannedRecord;
 /// Bytes of the mark at a segment's beginning.
 pub const MARK_BYTES: u64 = ALIGN_BYTES as u64;
 
-/// A mark: which seed the blocks behind it have, and which stream their names. `seed` is the member's own.
+/// A mark: which seed the blocks behind it have, and which stream their names. `seed` is the
+/// member's own.
 pub(super) fn encode_mark(seed: u64, origin: &Origin, chain_seed: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(MARK_BYTES as usize);
     encode_block(seed, origin, (1, 0), &chain_seed.to_le_bytes(), &mut bytes);
@@ -83,8 +84,8 @@ pub fn scan_blocks_of(
     Ok(())
 }
 
-/// Finds the records of one segment; see [`scan_segment`](crate::scan::scan_segment), which comes here for this
-/// protocol's memories.
+/// Finds the records of one segment; see [`scan_segment`](crate::scan::scan_segment), which comes
+/// here for this protocol's memories.
 ///
 /// # Errors
 /// [`ReplicationError::Segment`] if it is free or not in the table.

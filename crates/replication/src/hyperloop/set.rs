@@ -1,4 +1,5 @@
-//! One set of backups: the chain segment it writes, the blocks that wait for room, the records under way.
+//! One set of backups: the chain segment it writes, the blocks that wait for room, the records
+//! under way.
 
 use std::collections::VecDeque;
 
@@ -184,7 +185,8 @@ impl Set {
         }
     }
 
-    /// Puts a block behind the last one, with a flush if it is its record's last; `false` if it does not fit.
+    /// Puts a block behind the last one, with a flush if it is its record's last; `false` if it
+    /// does not fit.
     fn place(
         &mut self,
         origin: &Origin,

@@ -1,5 +1,6 @@
-//! One backup as its sender sees it: which records are under way there, what was written and not flushed, which segments
-//! are held, what waits for the fabric. Knows no records of others and no outcomes.
+//! One backup as its sender sees it: which records are under way there, what was written and not
+//! flushed, which segments are held, what waits for the fabric. Knows no records of others and no
+//! outcomes.
 
 use std::collections::VecDeque;
 
@@ -110,7 +111,8 @@ pub(super) enum Completed {
 }
 
 impl Link {
-    /// A link whose log was not opened yet. `in_order`: see [`Log::IN_ORDER`](super::Log::IN_ORDER).
+    /// A link whose log was not opened yet. `in_order`: see
+    /// [`Log::IN_ORDER`](super::Log::IN_ORDER).
     pub(super) fn new(
         backup: BackupId,
         connection: ConnectionId,
@@ -156,7 +158,8 @@ impl Link {
         self.first_item + self.items.len() as u64 - 1
     }
 
-    /// Ends everything; answers the records that are not durable here. Those that are stay in `finished`.
+    /// Ends everything; answers the records that are not durable here. Those that are stay in
+    /// `finished`.
     pub(super) fn end(&mut self) -> Vec<u32> {
         self.state = State::Lost;
         let reported = |item: &Item| item.holds == 0 && !self.in_order;
@@ -240,7 +243,8 @@ impl Link {
         }
     }
 
-    /// Writes bytes of a segment and makes them durable; holds every item of the range until they are.
+    /// Writes bytes of a segment and makes them durable; holds every item of the range until they
+    /// are.
     pub fn write(&mut self, grant: &Grant, offset: u64, bytes: Vec<u8>, items: (u64, u64)) {
         for item in items.0..=items.1 {
             self.hold(item);

@@ -1,7 +1,9 @@
-//! What all senders share: a connection per backup, the records and operations under way on it, windows, failures.
+//! What all senders share: a connection per backup, the records and operations under way on it,
+//! windows, failures.
 //!
-//! A protocol's own part is a [`Log`] per backup. It places records and posts operations; the [`LogSender`] around it
-//! routes events, counts backups per record, and fails what a lost backup held.
+//! A protocol's own part is a [`Log`] per backup. It places records and posts operations; the
+//! [`LogSender`] around it routes events, counts backups per record, and fails what a lost backup
+//! held.
 //!
 //! ```text
 //!   Link       one backup as its sender sees it: items, units, segments held, what waits for the fabric    link.rs
@@ -24,8 +26,8 @@ use crate::records::Records;
 
 /// A protocol's part of a link: where records go.
 pub(crate) trait Log: Send + Sized {
-    /// Whether a record may be reported only after all before it on this link: a scan of the backup's log stops at the
-    /// first place that was not written.
+    /// Whether a record may be reported only after all before it on this link: a scan of the
+    /// backup's log stops at the first place that was not written.
     const IN_ORDER: bool;
 
     fn new(config: &SenderConfig, backup: BackupId) -> Self;

@@ -1,5 +1,5 @@
-//! One line of the segment table, and how any line is stored so that a crash leaves the old content or the new. Pure
-//! but for the two stores.
+//! One line of the segment table, and how any line is stored so that a crash leaves the old content
+//! or the new. Pure but for the two stores.
 
 use cyclone_pmem::SharedArea;
 use cyclone_wire::codec::{DecodeError, Reader};
@@ -64,8 +64,8 @@ impl SegmentState {
         })
     }
 
-    /// Whether a segment may go from this state to that one in one step. Allocation, free to using, is not among
-    /// them: it needs a new epoch.
+    /// Whether a segment may go from this state to that one in one step. Allocation, free to using,
+    /// is not among them: it needs a new epoch.
     //= rowan §4.2.1, fig. 6
     pub const fn may_become(self, to: SegmentState) -> bool {
         matches!(
@@ -146,8 +146,8 @@ pub struct Entry {
     pub state: SegmentState,
     /// Who allocated it.
     pub owner: Owner,
-    /// Grows with every allocation of any segment and is never given twice, so it also tells the order of allocations;
-    /// 0 before the first.
+    /// Grows with every allocation of any segment and is never given twice, so it also tells the
+    /// order of allocations; 0 before the first.
     pub epoch: u64,
     /// The term in which it was allocated; for a log with one writer, that of its records.
     pub term: u32,
@@ -165,7 +165,8 @@ impl Entry {
         tag: 0,
     };
 
-    /// As a line of the table; `segment` goes into the checksum only, so that a misplaced line is recognised.
+    /// As a line of the table; `segment` goes into the checksum only, so that a misplaced line is
+    /// recognised.
     pub fn encode(&self, segment: u32) -> [u8; LINE_BYTES] {
         let (kind, server, worker) = self.owner.encode();
         let mut line = [0; LINE_BYTES];
@@ -220,8 +221,8 @@ pub(super) fn check(line: &[u8; LINE_BYTES], place: u64) -> Result<Reader<'_>, D
     }
 }
 
-/// Stores a line in both of its slots, one durable before the other is touched: a crash tears at most one, and the
-/// first slot, where whole, is never older than the second.
+/// Stores a line in both of its slots, one durable before the other is touched: a crash tears at
+/// most one, and the first slot, where whole, is never older than the second.
 pub(super) fn store_twice(area: &SharedArea, at: u64, line: &[u8; LINE_BYTES]) {
     for slot in [at, at + LINE_BYTES as u64] {
         area.write(slot, line);

@@ -1,13 +1,15 @@
-//! A backup's memory: a header, counters, the table of segments, one word per segment, the segments. Drawn in
-//! docs/formats.md. Depends on pmem only; who may write which segment is decided above.
+//! A backup's memory: a header, counters, the table of segments, one word per segment, the
+//! segments. Drawn in docs/formats.md. Depends on pmem only; who may write which segment is decided
+//! above.
 //!
 //! ```text
 //!   | header | counters ×2 | … | entry 0 ×2 | entry 1 ×2 | … | word 0 | word 1 | … | segment 0 | segment 1 | …
 //!   0        64            256                               64 B each             4 KiB aligned
 //! ```
 //!
-//! The table changes by whole lines, each kept twice (`entry.rs`). A segment's epoch is given when it is allocated and
-//! told to nobody before its entry is durable; a torn allocation therefore leaves no trace that could matter.
+//! The table changes by whole lines, each kept twice (`entry.rs`). A segment's epoch is given when
+//! it is allocated and told to nobody before its entry is durable; a torn allocation therefore
+//! leaves no trace that could matter.
 
 mod entry;
 #[cfg(test)]
@@ -53,7 +55,8 @@ pub struct FormatOptions {
     pub protocol: Protocol,
     /// Bytes per segment; a multiple of 4096.
     pub segment_bytes: u64,
-    /// A random number that no author of records knows: part of what record checksums are seeded with.
+    /// A random number that no author of records knows: part of what record checksums are seeded
+    /// with.
     pub secret: u64,
 }
 
@@ -64,7 +67,8 @@ pub enum Content {
     Zeroed,
     /// What it held before, but for 64 zero bytes in front.
     Begun,
-    /// What it held before. Records of its earlier life fail their checksums, which are seeded with its epoch.
+    /// What it held before. Records of its earlier life fail their checksums, which are seeded with
+    /// its epoch.
     Stale,
 }
 
@@ -248,7 +252,8 @@ impl Counters {
 }
 
 impl BackupMemory {
-    /// Lays out a memory anew; what it held is lost. A crash on the way leaves no header, or the whole layout.
+    /// Lays out a memory anew; what it held is lost. A crash on the way leaves no header, or the
+    /// whole layout.
     pub fn format(
         area: SharedArea,
         options: &FormatOptions,
@@ -292,8 +297,8 @@ impl BackupMemory {
         BackupMemory::load(area, Repair::Yes)
     }
 
-    /// Reads the table as it is now and changes nothing: for scans beside the backup that owns the memory, or of a dead
-    /// one's.
+    /// Reads the table as it is now and changes nothing: for scans beside the backup that owns the
+    /// memory, or of a dead one's.
     ///
     /// # Errors
     /// As for [`BackupMemory::open`].
@@ -389,19 +394,21 @@ impl BackupMemory {
         self.free
     }
 
-    /// Keeps so many free segments for the server's own logs: [`BackupMemory::allocate`] gives remote owners none of
-    /// them. Holds until the memory is opened again.
+    /// Keeps so many free segments for the server's own logs: [`BackupMemory::allocate`] gives
+    /// remote owners none of them. Holds until the memory is opened again.
     pub fn reserve(&mut self, segments: u32) {
         self.reserved = segments;
     }
 
-    /// A number that every segment allocated from here on exceeds or has as its epoch, and no earlier one has.
+    /// A number that every segment allocated from here on exceeds or has as its epoch, and no
+    /// earlier one has.
     pub fn next_epoch(&self) -> u64 {
         self.next_epoch
     }
 
-    /// Takes an epoch that no segment will have: the same again if no segment was allocated since. So what is allocated in the
-    /// next life, which takes one first, is never older than what [`BackupMemory::next_epoch`] said in this one.
+    /// Takes an epoch that no segment will have: the same again if no segment was allocated since.
+    /// So what is allocated in the next life, which takes one first, is never older than what
+    /// [`BackupMemory::next_epoch`] said in this one.
     pub(crate) fn take_epoch(&mut self) -> Option<u64> {
         let again = self.taken.filter(|taken| taken + 1 == self.next_epoch);
         let taken = again.unwrap_or(self.next_epoch);
@@ -420,14 +427,16 @@ impl BackupMemory {
         self.entries.iter().zip(0..).map(|(entry, n)| (n, entry))
     }
 
-    /// Segments in a state that satisfies `wanted`, in order of allocation; those of Rowan's queues queue by queue.
+    /// Segments in a state that satisfies `wanted`, in order of allocation; those of Rowan's queues
+    /// queue by queue.
     pub fn in_order(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<u32> {
         let is_rowan = self.shape.protocol == Protocol::Rowan;
         let mut found: Vec<(u64, u64, u32)> = self
             .entries()
             .filter(|(_, entry)| wanted(entry))
             .map(|(segment, entry)| match entry.owner {
-                // A queue that its senders are leaving may get a segment later than the next queue its first.
+                // A queue that its senders are leaving may get a segment later than the next queue
+                // its first.
                 Owner::BackupLog if is_rowan => (entry.tag, entry.epoch, segment),
                 _ => (entry.epoch, entry.epoch, segment),
             })
@@ -436,7 +445,8 @@ impl BackupMemory {
         found.into_iter().map(|(.., segment)| segment).collect()
     }
 
-    /// First byte of a segment. Numbers come from the table: one beyond its end answers a place beyond the memory.
+    /// First byte of a segment. Numbers come from the table: one beyond its end answers a place
+    /// beyond the memory.
     pub fn segment_offset(&self, segment: u32) -> u64 {
         self.shape.segments_at() + u64::from(segment) * self.shape.segment_bytes
     }
@@ -449,22 +459,23 @@ impl BackupMemory {
         (exact && number < u64::from(self.shape.segments)).then_some(number as u32)
     }
 
-    /// A line of the segment's own outside the segment, for a tail that others change atomically. What it holds does
-    /// not matter after a crash.
+    /// A line of the segment's own outside the segment, for a tail that others change atomically.
+    /// What it holds does not matter after a crash.
     pub fn word_offset(&self, segment: u32) -> u64 {
         self.shape.words_at() + u64::from(segment) * LINE_BYTES as u64
     }
 
-    /// What the checksums of records in a segment are seeded with: no two allocations have the same, and authors of
-    /// records know none.
+    /// What the checksums of records in a segment are seeded with: no two allocations have the
+    /// same, and authors of records know none.
     pub fn seed(&self, epoch: u64) -> u64 {
-        // Epochs that differ in their lower halves only give seeds that do too: a CRC32 tells such seeds apart with
-        // certainty, not by chance.
+        // Epochs that differ in their lower halves only give seeds that do too: a CRC32 tells such
+        // seeds apart with certainty, not by chance.
         self.shape.secret ^ epoch
     }
 
-    /// What the checksums of records in a segment are seeded with, by its entry. Rowan's senders do not know where their
-    /// blocks land: the queue that a segment was posted to, its entry's tag, gives the seed.
+    /// What the checksums of records in a segment are seeded with, by its entry. Rowan's senders do
+    /// not know where their blocks land: the queue that a segment was posted to, its entry's tag,
+    /// gives the seed.
     pub fn seed_of(&self, entry: &Entry) -> u64 {
         self.seed(match self.shape.protocol {
             Protocol::Rowan => entry.tag,
@@ -492,8 +503,8 @@ impl BackupMemory {
         }
     }
 
-    /// Takes a free segment: its content prepared durably first, then its entry with a new epoch made durable. `None`
-    /// when there is none, or the epochs are used up.
+    /// Takes a free segment: its content prepared durably first, then its entry with a new epoch
+    /// made durable. `None` when there is none, or the epochs are used up.
     pub fn allocate(&mut self, owner: Owner, term: u32, tag: u64, content: Content) -> Option<u32> {
         self.allocate_where(owner, term, tag, content, |_| true)
     }
@@ -543,7 +554,8 @@ impl BackupMemory {
     /// Moves a segment to another state, durably.
     ///
     /// # Errors
-    /// [`ReplicationError::Segment`] when it does not exist or [`SegmentState::may_become`] says no.
+    /// [`ReplicationError::Segment`] when it does not exist or [`SegmentState::may_become`] says
+    /// no.
     pub fn transition(&mut self, segment: u32, to: SegmentState) -> Result<(), ReplicationError> {
         let entry = self.entries.get(segment as usize).copied();
         let refused = |state: &str, wanted| ReplicationError::Segment {

@@ -196,9 +196,9 @@ fn steps() -> Vec<fn(&mut BackupMemory)> {
     ]
 }
 
-/// The power goes after every single store, flush and fence of a life of the table, and every set of 8-byte words that
-/// were open then may or may not have reached memory. The table is then as before the interrupted step or as after it,
-/// and stays so when it is opened once more.
+/// The power goes after every single store, flush and fence of a life of the table, and every set
+/// of 8-byte words that were open then may or may not have reached memory. The table is then as
+/// before the interrupted step or as after it, and stays so when it is opened once more.
 #[test]
 fn every_crash_in_every_update_leaves_the_old_table_or_the_new() {
     let (area, sim) = simulated(16 << 10);
@@ -233,7 +233,8 @@ fn every_crash_in_every_update_leaves_the_old_table_or_the_new() {
                     .any(|(_, entries, counters)| (entries, counters) == (&found.0, &found.1)),
                 "after {crash} events: {found:?}"
             );
-            // A second look must not see anything else: the first one's repairs were to the same effect.
+            // A second look must not see anything else: the first one's repairs were to the same
+            // effect.
             let again = BackupMemory::open(area).expect("open again");
             assert_eq!((entries(&again), again.counters), found);
         }
@@ -241,7 +242,8 @@ fn every_crash_in_every_update_leaves_the_old_table_or_the_new() {
     assert!(images > 100, "only {images} images");
 }
 
-/// The power goes while a memory is laid out: afterwards it counts as never laid out, or as laid out and empty.
+/// The power goes while a memory is laid out: afterwards it counts as never laid out, or as laid
+/// out and empty.
 #[test]
 fn a_crash_while_formatting_leaves_no_header_or_all_of_it() {
     let (area, sim) = simulated(16 << 10);
@@ -292,8 +294,9 @@ proptest! {
     }
 }
 
-/// The number of a queue must be no segment's epoch, or a log of the server's own would have the queue's seed; and what is allocated
-/// in the next life must not look older than what was promised in this one.
+/// The number of a queue must be no segment's epoch, or a log of the server's own would have the
+/// queue's seed; and what is allocated in the next life must not look older than what was promised
+/// in this one.
 #[test]
 fn a_taken_epoch_is_no_segments() {
     let (area, _) = simulated(64 << 10);
@@ -312,7 +315,8 @@ fn a_taken_epoch_is_no_segments() {
     assert!(memory.take_epoch().unwrap() > epoch);
 }
 
-/// A queue that is being left may get a segment later than the next queue: its segments come first all the same.
+/// A queue that is being left may get a segment later than the next queue: its segments come first
+/// all the same.
 #[test]
 fn segments_of_queues_come_queue_by_queue() {
     let (area, _) = simulated(64 << 10);

@@ -32,8 +32,8 @@ pub struct NaiveGroup {
 }
 
 impl NaiveGroup {
-    /// Opens a session over members that keep `len` bytes each, first hop first. `session` is a number that no other
-    /// client of these members uses.
+    /// Opens a session over members that keep `len` bytes each, first hop first. `session` is a
+    /// number that no other client of these members uses.
     pub fn open(
         mut endpoint: Box<dyn Endpoint>,
         members: &[Address],

@@ -113,8 +113,8 @@ impl NaiveMember {
         self.tenants.insert(token.0, self.memory.clone());
     }
 
-    /// Lets a tenant in to `len` bytes from `offset` of the memory, which are all that it sees. What others were let in
-    /// to is not looked at.
+    /// Lets a tenant in to `len` bytes from `offset` of the memory, which are all that it sees.
+    /// What others were let in to is not looked at.
     pub fn grant_range(&mut self, token: Token, offset: u64, len: u64) -> Result<(), FabricError> {
         if !self.memory.contains(offset, len) || !offset.is_multiple_of(64) {
             return Err(FabricError::OutOfBounds {
@@ -357,7 +357,8 @@ impl NaiveMember {
     }
 }
 
-/// Does an operation here; answers where results begin in the message, and what this member adds to them.
+/// Does an operation here; answers where results begin in the message, and what this member adds to
+/// them.
 fn perform(
     session: &mut Session,
     incoming: &Incoming<'_>,

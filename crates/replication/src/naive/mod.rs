@@ -1,5 +1,6 @@
-//! Group memory by messages: every member's program takes an operation, does it, and sends it on (HyperLoop's
-//! "Naïve-RDMA"). What chains are measured against; the same face as [`Group`](crate::group::Group).
+//! Group memory by messages: every member's program takes an operation, does it, and sends it on
+//! (HyperLoop's "Naïve-RDMA"). What chains are measured against; the same face as
+//! [`Group`](crate::group::Group).
 //!
 //! ```text
 //!   client ── operation ─▶ member 0 ── operation ─▶ member 1 ── … ─▶ last member ── answer ─▶ client
@@ -11,7 +12,8 @@
 //!                 what they say to each other                  message.rs
 //! ```
 //!
-//! Opening a session tells each member who comes next. Operations carry the session's token to every member.
+//! Opening a session tells each member who comes next. Operations carry the session's token to
+//! every member.
 
 mod client;
 mod member;

@@ -1,8 +1,9 @@
 //! The keeping side: the control thread's work, and the life of its queues.
 //!
-//! A queue has a token and a number of its own; the number stands in the table beside every segment posted to it, so that
-//! each can be scanned whatever came later. Where the provider says which segments are used, a queue lives until it has had
-//! every segment once (see `queue`); else segments are zeroed, and it lives until the next fencing or restart.
+//! A queue has a token and a number of its own; the number stands in the table beside every segment
+//! posted to it, so that each can be scanned whatever came later. Where the provider says which
+//! segments are used, a queue lives until it has had every segment once (see `queue`); else
+//! segments are zeroed, and it lives until the next fencing or restart.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -32,8 +33,8 @@ pub struct RowanBackupConfig {
     pub term: u32,
     /// The secret that senders are let in by.
     pub token: Token,
-    /// A secret that nobody who writes payloads knows, fresh at every start: tokens are made from it, and what
-    /// checksums are seeded with when the memory is laid out.
+    /// A secret that nobody who writes payloads knows, fresh at every start: tokens are made from
+    /// it, and what checksums are seeded with when the memory is laid out.
     pub secret: u64,
     /// Whether used segments are found by their first words, for providers that cannot tell.
     pub first_words: bool,
@@ -69,15 +70,16 @@ impl RowanBackupConfig {
 /// How many segments a step prepares: control messages wait behind it.
 const PREPARED_PER_STEP: usize = 8;
 
-/// Another queue is opened when this part of the segments that one once had ready is left, and no free one that it has
-/// not had.
+/// Another queue is opened when this part of the segments that one once had ready is left, and no
+/// free one that it has not had.
 const MOVE_AT: usize = 2;
 
-/// Free segments that a queue has had are zeroed for it when this part is left, and the queue before is not closed yet.
+/// Free segments that a queue has had are zeroed for it when this part is left, and the queue
+/// before is not closed yet.
 const ZERO_AT: usize = 4;
 
 /// The queue that senders are leaving.
-struct Former {
+struct RetiredQueue {
     queue: Queue,
     /// The first clock read since.
     since_us: Option<u64>,
@@ -89,12 +91,14 @@ pub struct RowanBackup {
     config: RowanBackupConfig,
     memory: BackupMemory,
     queue: Option<Queue>,
-    former: Option<Former>,
+    former: Option<RetiredQueue>,
     /// Which queue's number each sender was told and has not left, by its connection.
     senders: HashMap<ConnectionId, u64>,
-    /// Whether the provider gives addresses itself, and so knows which segments are used and which untouched.
+    /// Whether the provider gives addresses itself, and so knows which segments are used and which
+    /// untouched.
     takes_turns: bool,
-    /// Used segments of the queue that wait until the former's are all handed over: a record's blocks may lie in both.
+    /// Used segments of the queue that wait until the former's are all handed over: a record's
+    /// blocks may lie in both.
     behind: VecDeque<u32>,
     handed_over: VecDeque<u32>,
     answers: Outbox,
@@ -104,12 +108,12 @@ pub struct RowanBackup {
 }
 
 impl RowanBackup {
-    /// Opens a backup over its endpoint's memory, which is laid out if it is fresh. Segments that were in use in an
-    /// earlier life are handed over like used ones.
+    /// Opens a backup over its endpoint's memory, which is laid out if it is fresh. Segments that
+    /// were in use in an earlier life are handed over like used ones.
     ///
     /// # Errors
-    /// [`FabricError::Unsupported`] where the provider cannot append, [`ReplicationError::Damaged`] when the memory
-    /// holds something else.
+    /// [`FabricError::Unsupported`] where the provider cannot append, [`ReplicationError::Damaged`]
+    /// when the memory holds something else.
     pub fn open(
         endpoint: Box<dyn Endpoint>,
         config: RowanBackupConfig,
@@ -163,7 +167,7 @@ impl RowanBackup {
     }
 
     /// What went wrong in the last step that failed, once.
-    pub fn take_trouble(&mut self) -> Option<ReplicationError> {
+    pub fn take_error(&mut self) -> Option<ReplicationError> {
         self.trouble.take()
     }
 
@@ -175,7 +179,8 @@ impl RowanBackup {
     }
 
     fn open_queue(&mut self) -> Result<(), ReplicationError> {
-        // From the row of the epochs: no other queue has this number, and no log of the server's own is sealed with it.
+        // From the row of the epochs: no other queue has this number, and no log of the server's
+        // own is sealed with it.
         let number = self
             .memory
             .take_epoch()
@@ -191,7 +196,8 @@ impl RowanBackup {
         Ok(())
     }
 
-    /// Prepares free segments and marks them in use, durably in this order, before the fabric hears of them.
+    /// Prepares free segments and marks them in use, durably in this order, before the fabric hears
+    /// of them.
     fn prepare(&mut self, limit: usize) -> bool {
         let Some(queue) = &mut self.queue else {
             return false;
@@ -208,7 +214,8 @@ impl RowanBackup {
             }
             let is_short = match self.former {
                 Some(_) => queue.is_down_to(ZERO_AT),
-                // There is a next queue as soon as there is a segment for it, unless the provider has none.
+                // There is a next queue as soon as there is a segment for it, unless the provider
+                // has none.
                 None => queue.unused() == 0,
             };
             if segment.is_none() && (!self.takes_turns || is_short) {
@@ -222,13 +229,15 @@ impl RowanBackup {
         room.min(limit) > 0
     }
 
-    /// Opens another queue if this one has had every segment, and closes the one before if its senders have left it.
+    /// Opens another queue if this one has had every segment, and closes the one before if its
+    /// senders have left it.
     fn move_on(&mut self, now_us: u64) -> Result<bool, ReplicationError> {
         if let Some(former) = &mut self.former {
             let since = *former.since_us.get_or_insert(now_us);
             let number = former.queue.number;
             let is_needed = self.senders.values().any(|&at| at == number);
-            // Who stands still in the middle of an append is for the fabric to judge, and for fencing to end.
+            // Who stands still in the middle of an append is for the fabric to judge, and for
+            // fencing to end.
             let is_late = now_us.saturating_sub(since) > MOVE_US
                 && !self.endpoint.append_is_under_way(&former.queue.key);
             if !is_needed || is_late {
@@ -259,7 +268,7 @@ impl RowanBackup {
             self.queue = old;
             return Err(error);
         }
-        self.former = old.map(|queue| Former {
+        self.former = old.map(|queue| RetiredQueue {
             queue,
             since_us: None,
         });
@@ -456,7 +465,8 @@ impl Backup for RowanBackup {
         }
         self.events = events;
         self.answers.send(&mut *self.endpoint);
-        // What fails here is a broken queue: its senders find no segment, and fencing or a restart ends it.
+        // What fails here is a broken queue: its senders find no segment, and fencing or a restart
+        // ends it.
         let found = self.find_used(now_us);
         busy |= self.note(found);
         busy |= self.prepare(PREPARED_PER_STEP);

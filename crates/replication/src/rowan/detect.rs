@@ -1,11 +1,14 @@
-//! Which posted segments no append will touch again, for NICs that do not tell. Pure; the time is passed in.
+//! Which posted segments no append will touch again, for NICs that do not tell. Pure; the time is
+//! passed in.
 //!
-//! Segments are consumed in the order in which they were posted, and begin with 64 zero bits; a record's first 64 bits
-//! are never zero. A segment whose first word is not zero proves that every segment posted before it was given up by the
-//! NIC, but not that the last bytes for them have landed: that is what the wait is for. The sender's half of the rule is
+//! Segments are consumed in the order in which they were posted, and begin with 64 zero bits; a
+//! record's first 64 bits are never zero. A segment whose first word is not zero proves that every
+//! segment posted before it was given up by the NIC, but not that the last bytes for them have
+//! landed: that is what the wait is for. The sender's half of the rule is
 //! [`counts`]: a write whose completion took longer than half of the wait does not count and is made again. Together
-//! they hold: a write that counts landed less than 1 ms after its address was given, its address was given before the
-//! later segment's first word was written, and the receiver lets 2 ms pass after having seen that word.
+//! they hold: a write that counts landed less than 1 ms after its address was given, its address
+//! was given before the later segment's first word was written, and the receiver lets 2 ms pass
+//! after having seen that word.
 
 use std::collections::VecDeque;
 
@@ -17,8 +20,8 @@ pub const SETTLE_US: u64 = 2_000;
 //= rowan §4.3
 pub const RETRY_US: u64 = 1_000;
 
-/// Whether a completion counts that was seen this long after its write was posted. Seeing it late is safe: the write is
-/// made again, and appears twice.
+/// Whether a completion counts that was seen this long after its write was posted. Seeing it late
+/// is safe: the write is made again, and appears twice.
 pub fn counts(posted_us: u64, completed_us: u64) -> bool {
     completed_us.saturating_sub(posted_us) <= RETRY_US
 }
@@ -26,8 +29,8 @@ pub fn counts(posted_us: u64, completed_us: u64) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Posted,
-    /// A later segment was seen in use at the last look, whose own time may be long past: the clock was read before the
-    /// look, and the thread may have slept between.
+    /// A later segment was seen in use at the last look, whose own time may be long past: the clock
+    /// was read before the look, and the thread may have slept between.
     Passed,
     /// The time of the first look after that.
     Settling(u64),
@@ -55,7 +58,8 @@ impl FirstWords {
         self.posted.is_empty()
     }
 
-    /// Looks at the first words and answers the segments that are used by now, oldest first. `now_us` was read before.
+    /// Looks at the first words and answers the segments that are used by now, oldest first.
+    /// `now_us` was read before.
     pub fn look(
         &mut self,
         now_us: u64,
@@ -118,7 +122,8 @@ mod tests {
         assert_eq!(words.len(), 3);
     }
 
-    /// The first record of a segment never came (its sender died): the segments behind tell all the same.
+    /// The first record of a segment never came (its sender died): the segments behind tell all the
+    /// same.
     #[test]
     fn a_hole_in_a_first_word_is_passed_over() {
         let mut words = four();
@@ -127,8 +132,8 @@ mod tests {
         assert_eq!(look(&mut words, 2_000, &[1, 0, 0, 1]), [0, 1, 2]);
     }
 
-    /// The control thread reads the clock, sleeps for a second, and only then sees the word. The second it slept must
-    /// not count as waiting: the NIC may have written the word just now.
+    /// The control thread reads the clock, sleeps for a second, and only then sees the word. The
+    /// second it slept must not count as waiting: the NIC may have written the word just now.
     #[test]
     fn time_slept_before_the_look_is_not_waiting() {
         let mut words = four();

@@ -60,8 +60,8 @@ pub(super) struct Peer {
     posted: Vec<Option<Piece>>,
     free: Vec<u32>,
     spare: Vec<Vec<u8>>,
-    /// The most blocks under way at once. Where slow writes are made again, their number would keep them slow: each
-    /// slow one halves it, each other one adds one.
+    /// The most blocks under way at once. Where slow writes are made again, their number would keep
+    /// them slow: each slow one halves it, each other one adds one.
     allowed: usize,
 }
 
@@ -84,7 +84,8 @@ impl Peer {
         }
     }
 
-    /// Takes note of a queue to append to; `false` if this is no answer to anything. They may come in any order.
+    /// Takes note of a queue to append to; `false` if this is no answer to anything. They may come
+    /// in any order.
     pub(super) fn granted(&mut self, grant: Grant) -> bool {
         let Some(known) = self.grant else {
             self.grant = Some(grant);
@@ -102,7 +103,8 @@ impl Peer {
         true
     }
 
-    /// Opens the log, or moves it to another queue, with what was granted. Whether it is open for the first time.
+    /// Opens the log, or moves it to another queue, with what was granted. Whether it is open for
+    /// the first time.
     pub(super) fn open(&mut self) -> bool {
         let (Some(stream), Some(grant)) = (self.stream, self.grant) else {
             return false;

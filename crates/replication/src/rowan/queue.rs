@@ -1,9 +1,10 @@
 //! An append queue as its backup sees it, and what becomes of its segments when it has ended.
 //!
-//! A queue's number seeds the checksums of what is appended to it, so bytes that other queues left in a segment are
-//! nothing to it: a segment is posted to a queue as it is, but for its first line, once. When no free segment is left that the
-//! queue has not had, another queue is opened, and the senders are told to go on there. The old queue is closed when all of
-//! them have (or after [`MOVE_US`]), and its untouched segments are posted to the new one.
+//! A queue's number seeds the checksums of what is appended to it, so bytes that other queues left
+//! in a segment are nothing to it: a segment is posted to a queue as it is, but for its first line,
+//! once. When no free segment is left that the queue has not had, another queue is opened, and the
+//! senders are told to go on there. The old queue is closed when all of them have (or after
+//! [`MOVE_US`]), and its untouched segments are posted to the new one.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -14,8 +15,9 @@ use crate::frame::{Shape, scan_blocks};
 use crate::memory::{BackupMemory, Owner, SegmentState};
 use crate::protocol::ReplicationError;
 
-/// How long senders may take to go on to another queue, in microseconds. Who is later loses the backup, and opens its log
-/// again. Used segments pile up meanwhile, so it is less than the second that the others wait for one.
+/// How long senders may take to go on to another queue, in microseconds. Who is later loses the
+/// backup, and opens its log again. Used segments pile up meanwhile, so it is less than the second
+/// that the others wait for one.
 pub(super) const MOVE_US: u64 = 500_000;
 
 /// One queue, from its opening to the next one's, a fencing, or a restart.
@@ -90,8 +92,8 @@ impl Queue {
         Ok(posted)
     }
 
-    /// Takes the segments that no append will touch again: those that the provider names, or, with the time of the look,
-    /// those that first words tell.
+    /// Takes the segments that no append will touch again: those that the provider names, or, with
+    /// the time of the look, those that first words tell.
     pub(super) fn used(
         &mut self,
         endpoint: &mut dyn Endpoint,
@@ -113,8 +115,8 @@ impl Queue {
         Ok(used)
     }
 
-    /// Ends the use of its segments after it was closed: the last ones, as many as are known to be untouched and what else holds
-    /// nothing, become free, the others used. Answers those.
+    /// Ends the use of its segments after it was closed: the last ones, as many as are known to be
+    /// untouched and what else holds nothing, become free, the others used. Answers those.
     pub(super) fn end(
         mut self,
         memory: &mut BackupMemory,
@@ -136,11 +138,12 @@ impl Queue {
     }
 }
 
-/// Ends the use of what queues of an earlier life left in use. Of each queue's segments, those behind the last in which
-/// there is anything of its own become free; the others become used.
+/// Ends the use of what queues of an earlier life left in use. Of each queue's segments, those
+/// behind the last in which there is anything of its own become free; the others become used.
 pub(super) fn retire_all(memory: &mut BackupMemory) -> Result<(), ReplicationError> {
     let in_use = in_use(memory);
-    // Filled in order, but not from the front of each: a sender that died, or a loss of power, leaves holes.
+    // Filled in order, but not from the front of each: a sender that died, or a loss of power,
+    // leaves holes.
     let mut touched_queues = HashSet::new();
     let mut free = Vec::new();
     for &segment in in_use.iter().rev() {
@@ -163,8 +166,8 @@ pub(super) fn retire_all(memory: &mut BackupMemory) -> Result<(), ReplicationErr
     Ok(())
 }
 
-/// Which posted segments certainly hold nothing: records that land there are newer than anything that is now anywhere.
-/// `memory` must be one of Rowan's, in use or not.
+/// Which posted segments certainly hold nothing: records that land there are newer than anything
+/// that is now anywhere. `memory` must be one of Rowan's, in use or not.
 pub fn posted_and_empty(memory: &BackupMemory) -> HashSet<u32> {
     let posted = in_use(memory);
     let tag = |segment: u32| memory.entry(segment).map(|entry| entry.tag);
@@ -178,7 +181,8 @@ pub fn posted_and_empty(memory: &BackupMemory) -> HashSet<u32> {
             .collect();
         let is_begun = |&segment: &u32| first_word(memory, segment) != 0;
         let begun = segments.iter().rposition(is_begun).map_or(0, |at| at + 1);
-        // A sender that died may have left a hole in front, so those that look empty are looked through.
+        // A sender that died may have left a hole in front, so those that look empty are looked
+        // through.
         let holds = |&&segment: &&u32| holds_anything(memory, segment);
         let holes = segments[begun..].iter().take_while(holds).count();
         empty.extend(&segments[begun + holes..]);
@@ -195,7 +199,8 @@ fn first_word(memory: &BackupMemory, segment: u32) -> u64 {
     memory.area().load_u64(memory.segment_offset(segment))
 }
 
-/// Whether a block of the queue's own stands in a segment. Its first word is zero until something is written there.
+/// Whether a block of the queue's own stands in a segment. Its first word is zero until something
+/// is written there.
 fn holds_anything(memory: &BackupMemory, segment: u32) -> bool {
     if first_word(memory, segment) != 0 {
         return true;

@@ -1,7 +1,7 @@
 //! The appending side: cuts records into blocks and appends each to every backup's queue.
 //!
-//! Keeps a block's bytes until its completion counts: the fabric may have had no segment for it, and on NICs a write
-//! that took too long is made again (see `detect`).
+//! Keeps a block's bytes until its completion counts: the fabric may have had no segment for it,
+//! and on NICs a write that took too long is made again (see `detect`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub struct RowanSenderConfig {
     pub max_blocks: usize,
     /// How long a backup may take to open a log, or to have a segment again, in microseconds.
     pub patience_us: u64,
-    /// Whether writes that took more than 1 ms are made again: for receivers that find used segments by their first
-    /// words.
+    /// Whether writes that took more than 1 ms are made again: for receivers that find used
+    /// segments by their first words.
     pub retry_slow: bool,
 }
 
@@ -64,8 +64,8 @@ pub struct RowanSender {
     peers: BTreeMap<BackupId, Peer>,
     connections: BTreeMap<ConnectionId, BackupId>,
     records: Records,
-    /// Completions seen in the last poll, whose time is not known: by the clock read before it they may look faster
-    /// than they were.
+    /// Completions seen in the last poll, whose time is not known: by the clock read before it they
+    /// may look faster than they were.
     unjudged: Vec<(ConnectionId, u64)>,
     now_us: u64,
     outcomes: Vec<Outcome>,

@@ -4,16 +4,18 @@
 //!   | magic | version | server | worker | 0 | epoch | length | seed | crc | zeros | content … | crc |
 //!   0       8         12       16       20  24      32       40     48    52      64          64 + length
 //! ```
-//! The seed is that of the content's chain: the records can be found without the memory that they came from.
+//! The seed is that of the content's chain: the records can be found without the memory that they
+//! came from.
 //!
-//! A file is written under a temporary name, synced, renamed, and its directory synced: a name that ends in `.buffer` is
-//! a file that is complete. Depends on the file system only.
+//! A file is written under a temporary name, synced, renamed, and its directory synced: a name that
+//! ends in `.buffer` is a file that is complete. Depends on the file system only.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use cyclone_pmem::{create_private_dir_all, private_file};
 use cyclone_wire::ring::{crc32c, crc32c_of};
 
 use crate::protocol::SenderId;
@@ -96,10 +98,10 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens a directory, which is created if missing. Unfinished files of an earlier life are removed; finished ones
-    /// count as needed until [`Archive::release`].
+    /// Opens a directory, which is created if missing. Unfinished files of an earlier life are
+    /// removed; finished ones count as needed until [`Archive::release`].
     pub fn open(directory: &Path, max_files: usize) -> Result<Archive, ArchiveError> {
-        fs::create_dir_all(directory).map_err(failed("create", directory))?;
+        create_private_dir_all(directory).map_err(failed("create", directory))?;
         let mut entries = BTreeMap::new();
         for entry in fs::read_dir(directory).map_err(failed("list", directory))? {
             let path = entry.map_err(failed("list", directory))?.path();
@@ -134,8 +136,8 @@ impl Archive {
         self.entries.contains_key(&epoch)
     }
 
-    /// Stores a buffer; when this returns, it is on durable storage. Buffers that were released go first, oldest first,
-    /// when the archive holds as many as it may.
+    /// Stores a buffer; when this returns, it is on durable storage. Buffers that were released go
+    /// first, oldest first, when the archive holds as many as it may.
     pub fn store(
         &mut self,
         epoch: u64,
@@ -152,7 +154,11 @@ impl Archive {
         let path = self.directory.join(format!("{name}{SUFFIX}"));
         let header = header(epoch, seed, owner, content.len() as u64);
         let checksum = crc32c([&header[..], content].into_iter()).to_le_bytes();
-        let mut file = File::create(&unfinished).map_err(failed("create", &unfinished))?;
+        let mut new = private_file();
+        new.write(true).create(true).truncate(true);
+        let mut file = new
+            .open(&unfinished)
+            .map_err(failed("create", &unfinished))?;
         for part in [&header[..], content, &checksum] {
             file.write_all(part).map_err(failed("write", &unfinished))?;
         }
@@ -307,7 +313,8 @@ mod tests {
         assert_eq!(archive.read(9).expect("read").content, b"");
     }
 
-    /// The machine dies at any byte of a store: the file is absent afterwards, or refused, or whole.
+    /// The machine dies at any byte of a store: the file is absent afterwards, or refused, or
+    /// whole.
     #[test]
     fn a_file_cut_at_any_byte_or_flipped_anywhere_is_refused() {
         let directory = tempfile::tempdir().expect("directory");

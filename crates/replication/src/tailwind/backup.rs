@@ -1,7 +1,7 @@
 //! The keeping side: grants buffers, closes them, writes them to durable storage, hands them over.
 //!
-//! Archiving happens in `step`, one buffer at a time, and takes as long as its sync takes; no record waits for it, only
-//! control messages do.
+//! Archiving happens in `step`, one buffer at a time, and takes as long as its sync takes; no
+//! record waits for it, only control messages do.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
@@ -77,8 +77,8 @@ fn from_archive(error: ArchiveError) -> ReplicationError {
 }
 
 impl TailwindBackup {
-    /// Opens a backup over its endpoint's memory, which is laid out if it is fresh. Buffers that were open in an earlier
-    /// life are closed.
+    /// Opens a backup over its endpoint's memory, which is laid out if it is fresh. Buffers that
+    /// were open in an earlier life are closed.
     pub fn open(
         endpoint: Box<dyn Endpoint>,
         config: TailwindBackupConfig,
@@ -131,7 +131,7 @@ impl TailwindBackup {
     }
 
     /// What went wrong in the last step that failed, once.
-    pub fn take_trouble(&mut self) -> Option<ReplicationError> {
+    pub fn take_error(&mut self) -> Option<ReplicationError> {
         self.trouble.take()
     }
 
@@ -167,7 +167,8 @@ impl TailwindBackup {
             ToBackup::Want { count: 1, .. } => {
                 let peer = self.peers.get_mut(&connection);
                 let peer = peer.filter(|peer| !peer.wants);
-                // Granted once the last one is closed, which may be said later where the provider keeps no order.
+                // Granted once the last one is closed, which may be said later where the provider
+                // keeps no order.
                 peer.ok_or("one buffer at a time, after opening")?.wants = true;
                 Ok(())
             }
@@ -243,7 +244,8 @@ impl TailwindBackup {
         let waiting: Vec<ConnectionId> = waiting.map(|(&connection, _)| connection).collect();
         let mut granted = false;
         for connection in waiting {
-            // Answered before the next is tried: what fails there takes nothing from those before it.
+            // Answered before the next is tried: what fails there takes nothing from those before
+            // it.
             let Some(grant) = self.open_buffer(connection)? else {
                 break;
             };
@@ -258,8 +260,8 @@ impl TailwindBackup {
 
     /// Opens a buffer for a connection that waits for one; `None` if there is none now.
     fn open_buffer(&mut self, connection: ConnectionId) -> Result<Option<Grant>, ReplicationError> {
-        // A file for every buffer that is open or waits to be archived would be safer still, but one that
-        // waits in memory loses nothing.
+        // A file for every buffer that is open or waits to be archived would be safer still, but
+        // one that waits in memory loses nothing.
         let archive = self.archive.as_ref();
         if archive.is_some_and(|archive| !archive.has_room()) {
             return Ok(None);

@@ -6,16 +6,18 @@
 //! ```
 //! The size is the object's, prefix included, so that it is never zero.
 //!
-//! A record's checksum is CRC32C over the buffer's epoch and *all objects* from the buffer's start up to it, so one that
-//! matches vouches for everything before it, and a scan cannot be entered anywhere but at the start: bytes inside a
-//! record that imitate another record are never looked at as one.
+//! A record's checksum is CRC32C over the buffer's epoch and *all objects* from the buffer's start
+//! up to it, so one that matches vouches for everything before it, and a scan cannot be entered
+//! anywhere but at the start: bytes inside a record that imitate another record are never looked at
+//! as one.
 //!
-//! The checksums themselves are left out of the chain on purpose. A CRC run over a message and its own checksum always
-//! ends in the same state, whatever the message was: with them in it, the chain would forget its past at every record.
+//! The checksums themselves are left out of the chain on purpose. A CRC run over a message and its
+//! own checksum always ends in the same state, whatever the message was: with them in it, the chain
+//! would forget its past at every record.
 //!
-//! The epoch makes a recycled buffer's old records fail. For the same bytes at the same place it does so with certainty
-//! as long as the two epochs differ in their lower 32 bits only (a CRC32 detects every burst of 32 bits); for others
-//! by chance of one in 2^32.
+//! The epoch makes a recycled buffer's old records fail. For the same bytes at the same place it
+//! does so with certainty as long as the two epochs differ in their lower 32 bits only (a CRC32
+//! detects every burst of 32 bits); for others by chance of one in 2^32.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -56,7 +58,8 @@ impl Chain {
         self.seal_into(record, &mut bytes).then_some(bytes)
     }
 
-    /// The same in place of what `into` holds; `false`, and no change to the chain, instead of `None`.
+    /// The same in place of what `into` holds; `false`, and no change to the chain, instead of
+    /// `None`.
     pub fn seal_into(&mut self, record: &[u8], into: &mut Vec<u8>) -> bool {
         let size = record.len().checked_add(PREFIX_BYTES);
         let Some(prefix) = size.and_then(|size| u32::try_from(size).ok()) else {
@@ -83,7 +86,8 @@ pub enum Found {
         /// Bytes of object and checksum.
         total_bytes: usize,
     },
-    /// The object arrived, and a part of its checksum. Nobody was told that it is durable, so it is dropped.
+    /// The object arrived, and a part of its checksum. Nobody was told that it is durable, so it is
+    /// dropped.
     PartialChecksum {
         /// How many bytes of the checksum are there.
         matched: usize,
@@ -92,13 +96,13 @@ pub enum Found {
     PartialObject,
 }
 
-/// Tells what stands at the front of `bytes`, which reach to the buffer's end, and moves the chain over it if it is
-/// whole.
+/// Tells what stands at the front of `bytes`, which reach to the buffer's end, and moves the chain
+/// over it if it is whole.
 ///
-/// Only [`Found::Whole`] is ever delivered; the other answers say where the writing stopped. They are exact on a buffer
-/// that was zeroed before use and written in order of address, but for checksums that begin with zero bytes, which
-/// look as if they had not arrived. Over recycled bytes a partial object can look like a partial checksum by
-/// chance (one in 256).
+/// Only [`Found::Whole`] is ever delivered; the other answers say where the writing stopped. They
+/// are exact on a buffer that was zeroed before use and written in order of address, but for
+/// checksums that begin with zero bytes, which look as if they had not arrived. Over recycled bytes
+/// a partial object can look like a partial checksum by chance (one in 256).
 //= tailwind, slides "Failure scenarios"
 pub fn examine(chain: &mut Chain, bytes: &[u8]) -> Found {
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else {
@@ -150,8 +154,8 @@ pub struct BufferScan {
     pub tail: Found,
 }
 
-/// Finds a buffer's records. Stops at the first that is not whole: nothing behind it can have been acknowledged,
-/// because a buffer's records become durable in order.
+/// Finds a buffer's records. Stops at the first that is not whole: nothing behind it can have been
+/// acknowledged, because a buffer's records become durable in order.
 pub fn scan_buffer(epoch: u64, bytes: &[u8]) -> BufferScan {
     let mut chain = Chain::new(epoch);
     let mut records = Vec::new();
@@ -242,7 +246,8 @@ mod tests {
         }
     }
 
-    /// A buffer is used again without being zeroed; the writer dies at any byte. Old bytes never become records.
+    /// A buffer is used again without being zeroed; the writer dies at any byte. Old bytes never
+    /// become records.
     #[test]
     fn every_byte_cut_over_recycled_bytes_delivers_only_whole_new_records() {
         let records = plain_records();
@@ -276,8 +281,8 @@ mod tests {
         }
     }
 
-    /// Were the checksums part of the chain, it would come to the same state behind every record, and a record could
-    /// follow any other.
+    /// Were the checksums part of the chain, it would come to the same state behind every record,
+    /// and a record could follow any other.
     #[test]
     fn a_checksum_vouches_for_everything_before_it() {
         let (mut bytes, ends) = filled(EPOCH, &[b"aaaa", b"bbbb", b"cccc"], 64);

@@ -1,5 +1,5 @@
-//! Tailwind: one-sided writes into a buffer at each backup, and a chained checksum behind every record that alone says
-//! what is whole (tailwind-slides).
+//! Tailwind: one-sided writes into a buffer at each backup, and a chained checksum behind every
+//! record that alone says what is whole (tailwind-slides).
 //!
 //! ```text
 //!   chain      the checksums, and how a buffer's end is found                 chain.rs
@@ -9,13 +9,14 @@
 //!   scan       the records of a memory or of one buffer                       scan.rs
 //! ```
 //!
-//! Opening: `Open`, `Opened`, then `Want`, answered by a `Segment` as soon as one is free: the buffer. A full buffer is closed
-//! by `Done`, or by the end of its connection; the backup revokes its key, archives it if it was told to, and hands it
-//! over.
+//! Opening: `Open`, `Opened`, then `Want`, answered by a `Segment` as soon as one is free: the
+//! buffer. A full buffer is closed by `Done`, or by the end of its connection; the backup revokes
+//! its key, archives it if it was told to, and hands it over.
 //!
-//! A buffer's records become durable in order: a flush follows the writes on the same connection and covers all before it.
-//! So whatever was acknowledged lies before the first record that is not whole. Where the provider does not keep a
-//! connection's order, the sender waits for each write, and each flush.
+//! A buffer's records become durable in order: a flush follows the writes on the same connection
+//! and covers all before it. So whatever was acknowledged lies before the first record that is not
+//! whole. Where the provider does not keep a connection's order, the sender waits for each write,
+//! and each flush.
 //!
 //! Buffers are not zeroed: the chain is seeded with the buffer's epoch.
 

@@ -1,4 +1,5 @@
-//! Finds a Tailwind log's records: after a crash in the whole memory, for digestion in one used buffer.
+//! Finds a Tailwind log's records: after a crash in the whole memory, for digestion in one used
+//! buffer.
 
 use super::chain::{Found, PREFIX_BYTES, scan_buffer};
 use crate::frame::RecordName;
@@ -24,11 +25,11 @@ fn owner(entry: &Entry) -> Option<SenderId> {
     }
 }
 
-/// Finds the records of every buffer that is not free, in the order in which buffers were granted. Answers how each
-/// buffer ends.
+/// Finds the records of every buffer that is not free, in the order in which buffers were granted.
+/// Answers how each buffer ends.
 ///
-/// A record has no name of its own in this protocol: it is called by its buffer's epoch, cut to the bits of a stream, and
-/// its place in the buffer.
+/// A record has no name of its own in this protocol: it is called by its buffer's epoch, cut to the
+/// bits of a stream, and its place in the buffer.
 ///
 /// # Errors
 /// [`ReplicationError::Damaged`] for another protocol's memory.
@@ -46,7 +47,8 @@ pub fn scan(
 /// Finds the records of one buffer.
 ///
 /// # Errors
-/// [`ReplicationError::Segment`] if it is no buffer, [`ReplicationError::Damaged`] for another protocol's memory.
+/// [`ReplicationError::Segment`] if it is no buffer, [`ReplicationError::Damaged`] for another
+/// protocol's memory.
 pub fn scan_segment(
     memory: &BackupMemory,
     segment: u32,

@@ -1,8 +1,9 @@
-//! The appending side: one-sided writes into a buffer at each backup, each record's chained checksum behind it.
+//! The appending side: one-sided writes into a buffer at each backup, each record's chained
+//! checksum behind it.
 //!
-//! A *slot* is a replica by the name the caller uses for it. Its *host* is the backup that holds it, which is the one named
-//! until a candidate takes over: when a buffer is full and [`Placement::Rotate`] moves the log on, or when the
-//! host is lost.
+//! A *slot* is a replica by the name the caller uses for it. Its *host* is the backup that holds
+//! it, which is the one named until a candidate takes over: when a buffer is full and
+//! [`Placement::Rotate`] moves the log on, or when the host is lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -25,12 +26,12 @@ const SHUNNED_US: u64 = 10_000_000;
 /// Where the next buffer is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// At the same backup. A lost backup's records fail; opened again, here or at another address, it is first
-    /// given the lost buffer's content.
+    /// At the same backup. A lost backup's records fail; opened again, here or at another address,
+    /// it is first given the lost buffer's content.
     #[default]
     Same,
-    /// At the next of these that holds none of this sender's other replicas; likewise when a backup is lost, whose
-    /// records are then not failed but written again at the candidate.
+    /// At the next of these that holds none of this sender's other replicas; likewise when a backup
+    /// is lost, whose records are then not failed but written again at the candidate.
     Rotate(Vec<(BackupId, Address)>),
 }
 

@@ -1,4 +1,5 @@
-//! One replica of a sender's log: where it is at the moment, its open buffer, and what is on its way there.
+//! One replica of a sender's log: where it is at the moment, its open buffer, and what is on its
+//! way there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,14 +10,15 @@ use super::chain::{Chain, OVERHEAD_BYTES};
 use crate::control::{Grant, ToBackup};
 use crate::protocol::BackupId;
 
-/// The number of a record that this replica has been counted for: written again, it must not be counted again.
+/// The number of a record that this replica has been counted for: written again, it must not be
+/// counted again.
 const SETTLED: u64 = u64::MAX;
 
 /// A record on its way to one replica, or in its open buffer.
 #[derive(Clone)]
 pub(super) struct Item {
-    /// The sender's number for it; [`SETTLED`] once it is durable at this replica. It may have failed, and be unknown to
-    /// the sender by now.
+    /// The sender's number for it; [`SETTLED`] once it is durable at this replica. It may have
+    /// failed, and be unknown to the sender by now.
     pub(super) record: u64,
     pub(super) bytes: Arc<[u8]>,
 }
@@ -151,7 +153,8 @@ impl Slot {
         Some(done.encode())
     }
 
-    /// What a replacement needs: the open buffer's records from its start, then those not written yet.
+    /// What a replacement needs: the open buffer's records from its start, then those not written
+    /// yet.
     pub(super) fn into_items(mut self) -> (Vec<Item>, VecDeque<Item>) {
         // Flushes complete in order.
         for item in self.copy.iter_mut().take(self.settled) {
@@ -180,8 +183,8 @@ impl Slot {
 
     /// Writes what waits, and flushes what was written.
     ///
-    /// `ordered`: whether the provider keeps a connection's order. Without it, each write is waited for, and each flush; so
-    /// each takes all the records that wait, as many as fit one operation.
+    /// `ordered`: whether the provider keeps a connection's order. Without it, each write is waited
+    /// for, and each flush; so each takes all the records that wait, as many as fit one operation.
     pub(super) fn pump(
         &mut self,
         endpoint: &mut dyn Endpoint,
@@ -244,7 +247,8 @@ impl Slot {
         self.flush(endpoint, next_context, ordered)
     }
 
-    /// The first record that waits is larger than a buffer here. One that a replacement is owed cannot be left out.
+    /// The first record that waits is larger than a buffer here. One that a replacement is owed
+    /// cannot be left out.
     fn drop_too_large(&mut self) -> Pumped {
         if self.owed > 0 {
             return Pumped::Broken(

@@ -1,4 +1,5 @@
-//! A world of senders and backups on the simulated fabric, compared with what completed. Everything follows from a seed.
+//! A world of senders and backups on the simulated fabric, compared with what completed. Everything
+//! follows from a seed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -89,12 +90,13 @@ struct Writer {
     paused: bool,
 }
 
-struct Keeper {
+struct BackupProtocol {
     backup: Option<Box<dyn Backup>>,
     /// Records of segments that were digested and given back.
     digested: HashSet<Vec<u8>>,
     assembler: Assembler,
-    /// Used segments that hold blocks of records that were not whole, and what else was found there.
+    /// Used segments that hold blocks of records that were not whole, and what else was found
+    /// there.
     kept: Vec<u32>,
     found: Vec<Vec<u8>>,
 }
@@ -105,7 +107,7 @@ pub struct World {
     seed: u64,
     random: Random,
     writers: Vec<Writer>,
-    keepers: Vec<Keeper>,
+    keepers: Vec<BackupProtocol>,
     issued: HashSet<Vec<u8>>,
     durable: Vec<(Vec<u8>, Vec<BackupId>)>,
     counter: u64,
@@ -117,7 +119,7 @@ impl World {
     pub fn new(plan: &Plan, seed: u64) -> World {
         let fabric = SimFabric::new(seed, plan.sim.clone());
         let keepers = (0..plan.backups)
-            .map(|n| Keeper {
+            .map(|n| BackupProtocol {
                 backup: Some(start_backup(plan, fabric.endpoint(&backup_name(n)), seed)),
                 digested: HashSet::new(),
                 assembler: Assembler::default(),
@@ -339,7 +341,8 @@ impl World {
             })
             .expect("scan");
             keeper.kept.push(segment);
-            // Blocks of a record that is not whole yet are in one of these segments, perhaps: they are kept.
+            // Blocks of a record that is not whole yet are in one of these segments, perhaps: they
+            // are kept.
             if self.plan.protocol != Protocol::Rowan || keeper.assembler.incomplete() == 0 {
                 keeper.digested.extend(keeper.found.drain(..));
                 for segment in keeper.kept.drain(..) {
@@ -425,7 +428,8 @@ impl World {
         }
     }
 
-    /// A server is fenced off everywhere: what it still sends must have no effect. The others come back in a new term.
+    /// A server is fenced off everywhere: what it still sends must have no effect. The others come
+    /// back in a new term.
     fn fence(&mut self, n: usize) {
         self.term += 1;
         self.start_backups();
@@ -473,7 +477,8 @@ impl World {
         self.start_backups();
     }
 
-    /// Every record that completed is on every backup it was meant for; nothing is there that was not sent.
+    /// Every record that completed is on every backup it was meant for; nothing is there that was
+    /// not sent.
     fn check(&self, n: usize) {
         let id = BackupId(n as u32);
         let memory = self.fabric.memory(&backup_name(n));
@@ -528,7 +533,8 @@ impl World {
     }
 
     pub fn stats(&self) -> BTreeMap<usize, u64> {
-        let posted = |keeper: &Keeper| keeper.backup.as_ref().map(|it| it.stats().segments_posted);
+        let posted =
+            |keeper: &BackupProtocol| keeper.backup.as_ref().map(|it| it.stats().segments_posted);
         self.keepers
             .iter()
             .map(|keeper| posted(keeper).unwrap_or(0))

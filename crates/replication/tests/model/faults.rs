@@ -149,7 +149,8 @@ impl World {
         }
     }
 
-    /// A new configuration without a server that may be alive: its accesses end, others go on in the new term.
+    /// A new configuration without a server that may be alive: its accesses end, others go on in
+    /// the new term.
     fn fence(&mut self) {
         let fenced = self.any(self.terms.len()) as u32;
         self.term += 1;

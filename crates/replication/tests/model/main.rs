@@ -1,7 +1,9 @@
-//! Every protocol against one model on a simulated fabric: what was reported durable is found, what was not sent is
-//! not, nothing is found in part, and nothing fenced off arrives; whatever crashes, breaks, pauses or is cut off.
+//! Every protocol against one model on a simulated fabric: what was reported durable is found, what
+//! was not sent is not, nothing is found in part, and nothing fenced off arrives; whatever crashes,
+//! breaks, pauses or is cut off.
 //!
-//! `CYCLONE_SEED=n` runs one seed only, `CYCLONE_SEEDS=n` the first n of each, `CYCLONE_PROTOCOL=name` one protocol.
+//! `CYCLONE_SEED=n` runs one seed only, `CYCLONE_SEEDS=n` the first n of each,
+//! `CYCLONE_PROTOCOL=name` one protocol.
 
 mod model;
 mod world;
@@ -201,7 +203,8 @@ fn nor_do_writes_that_take_effect_line_by_line() {
     expect(&faults, &[("torn operation", faults.torn)]);
 }
 
-/// Addresses by reservation: a sender may be paused, fenced off or killed between its reservation and its write.
+/// Addresses by reservation: a sender may be paused, fenced off or killed between its reservation
+/// and its write.
 #[test]
 fn nor_do_senders_that_stall_with_an_address() {
     let stalled = SimConfig {
@@ -213,8 +216,8 @@ fn nor_do_senders_that_stall_with_an_address() {
     run("stalled", &plan(stalled), 8);
 }
 
-/// A NIC that tells nothing: first words and 2 ms; writes of more than 1 ms are made again. Every line lands on its own,
-/// so that many are slow.
+/// A NIC that tells nothing: first words and 2 ms; writes of more than 1 ms are made again. Every
+/// line lands on its own, so that many are slow.
 #[test]
 fn nor_do_segments_found_by_their_first_words() {
     let slow = SimConfig {

@@ -72,7 +72,8 @@ pub struct Digest {
     names: HashSet<(u64, RecordName)>,
     /// Records with a block in a released segment.
     touched: HashSet<u64>,
-    /// Cut records that were digested in part when the backup died, and the digestion's memory with it.
+    /// Cut records that were digested in part when the backup died, and the digestion's memory with
+    /// it.
     excused: HashSet<u64>,
     /// Per fenced (server, term): what was there when the fence was up.
     fences: Vec<(u32, u32, HashSet<u64>)>,
@@ -172,7 +173,8 @@ impl Model {
             );
         }
         if self.protocol != Protocol::Tailwind {
-            // One name per attempt, and each of them once: but for slow writes, which are made again.
+            // One name per attempt, and each of them once: but for slow writes, which are made
+            // again.
             assert!(
                 names.len() <= attempts.len() && (copies.len() == names.len() || self.first_words),
                 "record {id} is there {} times and was sent {} times",
@@ -181,8 +183,8 @@ impl Model {
             );
             return;
         }
-        // Each time that a log is opened again, the lost buffer is written again, at a backup that may not have lost
-        // it: once more per opening since, and never twice in one buffer.
+        // Each time that a log is opened again, the lost buffer is written again, at a backup that
+        // may not have lost it: once more per opening since, and never twice in one buffer.
         let opens = &self.opens;
         let again = |it: &Attempt| opens[it.life][backup as usize] - it.opens[backup as usize];
         let most: usize = attempts.iter().map(|it| 1 + again(it)).sum();

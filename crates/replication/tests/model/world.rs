@@ -70,7 +70,7 @@ impl Worker {
     }
 }
 
-struct Keeper {
+struct BackupProtocol {
     name: String,
     backup: Option<Box<dyn Backup>>,
     paused: bool,
@@ -85,7 +85,7 @@ pub struct World {
     faults: bool,
     model: Model,
     workers: Vec<Worker>,
-    keepers: Vec<Keeper>,
+    keepers: Vec<BackupProtocol>,
     shared: HashMap<u32, Arc<SharedLogs>>,
     /// Per server: the lowest term that backups let in.
     terms: Vec<u32>,
@@ -130,7 +130,7 @@ impl World {
             let name = format!("b{n}");
             let endpoint = world.fabric.endpoint_with(&name, BACKUP_BYTES);
             let backup = backup(protocol, Box::new(endpoint), world.backup_config());
-            world.keepers.push(Keeper {
+            world.keepers.push(BackupProtocol {
                 name,
                 backup: Some(backup.expect("a backup")),
                 paused: false,

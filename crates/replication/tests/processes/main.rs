@@ -1,8 +1,8 @@
-//! Every protocol between processes that are killed with SIGKILL at seeded moments: what a server was told is durable is
-//! whole in every backup's memory, and nothing is there in part.
+//! Every protocol between processes that are killed with SIGKILL at seeded moments: what a server
+//! was told is durable is whole in every backup's memory, and nothing is there in part.
 //!
-//! `CYCLONE_SEED=n` runs another seed, `CYCLONE_PROTOCOL=name` one protocol. Which instruction a kill meets is the
-//! machine's choice.
+//! `CYCLONE_SEED=n` runs another seed, `CYCLONE_PROTOCOL=name` one protocol. Which instruction a
+//! kill meets is the machine's choice.
 
 mod common;
 mod others;
@@ -205,8 +205,8 @@ impl World {
         self.backups[n] = Other::start(&self.place, "backup", n as u32, 0, 0);
     }
 
-    /// A server is stopped wherever it is, and fenced off: when it goes on, nothing of it arrives. The others go on in the
-    /// new term.
+    /// A server is stopped wherever it is, and fenced off: when it goes on, nothing of it arrives.
+    /// The others go on in the new term.
     fn fence(&mut self) {
         self.wait_for(|world| (0..BACKUPS).all(|n| world.place.address(n).is_some()));
         let n = self.any(SERVERS);

@@ -90,7 +90,8 @@ fn keep(place: &Place, n: u32) {
             .expect("scan");
             note(&place.digested(n), &ids);
             held.push_back(segment.segment);
-            // Blocks of a record that is not whole yet may be in one of these; no record reaches over so many.
+            // Blocks of a record that is not whole yet may be in one of these; no record reaches
+            // over so many.
             let most = match place.protocol == Protocol::Tailwind || assembler.incomplete() == 0 {
                 true => 0,
                 false => 100,

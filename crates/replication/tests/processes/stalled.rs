@@ -1,5 +1,5 @@
-//! A server is stopped with SIGSTOP in the middle of a copy, and the backup may not kill it: fencing off fails as long as
-//! the copy may go on, and once it has succeeded no byte changes.
+//! A server is stopped with SIGSTOP in the middle of a copy, and the backup may not kill it:
+//! fencing off fails as long as the copy may go on, and once it has succeeded no byte changes.
 
 use std::time::{Duration, Instant};
 

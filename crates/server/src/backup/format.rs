@@ -1,4 +1,5 @@
-//! The snapshot file: a head, the checkpoint's files one after the other, an end. Everything stands under a checksum.
+//! The snapshot file: a head, the checkpoint's files one after the other, an end. Everything stands
+//! under a checksum.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -285,8 +286,8 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(letters) && !name.starts_with('.')
 }
 
-/// Reads a snapshot to its end and checks everything; writes its files into `target`, a directory that exists, if one is
-/// given. What is written counts only if this answers a head.
+/// Reads a snapshot to its end and checks everything; writes its files into `target`, a directory
+/// that exists, if one is given. What is written counts only if this answers a head.
 ///
 /// # Errors
 /// See [`FormatError`].
@@ -303,7 +304,10 @@ pub(crate) fn unpack(input: impl Read, target: Option<&Path>) -> Result<Head, Fo
         }
         let mut out = match target {
             None => None,
-            Some(target) => Some(std::fs::File::create_new(target.join(&name))?),
+            Some(target) => {
+                let mut new = cyclone_pmem::private_file();
+                Some(new.write(true).create_new(true).open(target.join(&name))?)
+            }
         };
         let mut sum = Digest::new(CrcAlgorithm::Crc32Iscsi);
         let mut left = length;

@@ -1,6 +1,8 @@
-//! `cyclone ctl snapshot`: the state of a running cluster in one file, and a new cluster from such a file.
+//! `cyclone ctl snapshot`: the state of a running cluster in one file, and a new cluster from such
+//! a file.
 //!
-//! The format is drawn in docs/formats.md ("Snapshot file"); why a restored cluster is a new one: docs/adr/0034.
+//! The format is drawn in docs/formats.md ("Snapshot file"); why a restored cluster is a new one:
+//! docs/adr/0034.
 
 mod format;
 pub mod point;
@@ -45,6 +47,7 @@ fn print(head: &Head, found: Option<&point::Found>, json: bool) {
             "made_ms": head.made_ms,
             "engine": head.engine,
             "files": head.files,
+            "restored_from": format!("{:032x}", head.id),
             "logs": logs,
         });
         if let Some(found) = found {
@@ -60,7 +63,11 @@ fn print(head: &Head, found: Option<&point::Found>, json: bool) {
     for (log, (index, term)) in head.applied.iter().enumerate() {
         println!("log {log:<5} applied {index}, term {term}");
     }
-    if let Some(found) = found {
-        found.print();
+    match found {
+        Some(found) => found.print(),
+        None => println!(
+            "restored_from = \"{:032x}\"    into [cluster] on every node of a new cluster that is made from it",
+            head.id
+        ),
     }
 }

@@ -1,10 +1,11 @@
-//! A moment after a snapshot: where the archive leads to, and its name. Nodes that are brought to different moments must not
-//! take each other for the same cluster, so the name that goes into their configuration is made of the snapshot and the places.
+//! A moment after a snapshot: where the archive leads to, and its name. Nodes that are brought to
+//! different moments must not take each other for the same cluster, so the name that goes into
+//! their configuration is made of the snapshot and the places.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use cyclone_replica::archive::{Place, Reached, ReplayError, Shelf, Until, replay};
+use cyclone_replica::archive::{ArchiveDir, Place, ReplayEnd, ReplayError, Until, replay};
 use cyclone_store::StateMachine;
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
@@ -23,7 +24,7 @@ pub struct Wanted {
 pub struct Found {
     /// Takes the snapshot's place in `cluster.restored_from`.
     pub id: u128,
-    reached: Reached,
+    reached: ReplayEnd,
     /// What was asked for, if a time.
     until_ms: Option<u64>,
 }
@@ -56,8 +57,8 @@ impl Wanted {
         Ok(Some(Wanted { directories, until }))
     }
 
-    fn shelf(&self, head: &Head) -> Result<Shelf> {
-        let shelf = Shelf::open(&self.directories, head.cluster)?;
+    fn shelf(&self, head: &Head) -> Result<ArchiveDir> {
+        let shelf = ArchiveDir::open(&self.directories, head.cluster)?;
         if shelf.is_empty() {
             bail!(
                 "no archive file of cluster {:032x}, of which the snapshot is, lies in {}; node.archive of that cluster's nodes \
@@ -298,7 +299,8 @@ mod tests {
         std::fs::write(directory.join(name), file).expect("written");
     }
 
-    /// A leader's clock was a day ahead for a while: a cut by time would leave out everything that was acknowledged since.
+    /// A leader's clock was a day ahead for a while: a cut by time would leave out everything that
+    /// was acknowledged since.
     #[test]
     fn a_moment_that_a_clock_hides_is_refused_with_what_to_say_instead() {
         let directory = tempfile::tempdir().expect("directory");

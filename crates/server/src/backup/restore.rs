@@ -1,5 +1,6 @@
-//! `cyclone ctl snapshot restore`: makes a new node's data directory from a snapshot file. Every node of the new cluster
-//! restores the same file, then starts with --bootstrap: all logs begin behind what the snapshot holds.
+//! `cyclone ctl snapshot restore`: makes a new node's data directory from a snapshot file. Every
+//! node of the new cluster restores the same file, then starts with --bootstrap: all logs begin
+//! behind what the snapshot holds.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use cyclone_pmem::create_private_dir_all;
 use cyclone_replica::{Config, identity};
 use cyclone_store::StateMachine;
 
@@ -32,8 +34,8 @@ pub struct Arguments {
 /// Restores. Can be repeated if it was cut off.
 ///
 /// # Errors
-/// A damaged file, a configuration that does not fit it, a node that is not new. Nothing has been changed then, except
-/// that a restore that was cut off before has been removed.
+/// A damaged file, a configuration that does not fit it, a node that is not new. Nothing has been
+/// changed then, except that a restore that was cut off before has been removed.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let file = File::read(&arguments.config)?;
     let config = file.to_config(true)?;
@@ -46,12 +48,12 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     check_fit(&head, origin, &config, file.cluster.restored_from()?)?;
     check_new(&config)?;
     let data = &config.data;
-    fs::create_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
+    create_private_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
     let unfinished = begin(data)?;
     // Behind it: the restore that was cut off may have been of another engine.
     engine::check(data, config.engine)?;
     let files = unfinished.join("files");
-    fs::create_dir(&files).with_context(|| format!("cannot create {}", files.display()))?;
+    create_private_dir_all(&files).with_context(|| format!("cannot create {}", files.display()))?;
     if super::read(&arguments.file, Some(&files))? != head {
         bail!("{} was changed while it was read", arguments.file.display());
     }
@@ -79,8 +81,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Makes the directory whose presence says that a restore is under way. Of an earlier one that was cut off, that directory stays,
-/// so that a machine that loses power in the middle does not leave a marker that vouches for an empty store.
+/// Makes the directory whose presence says that a restore is under way. Of an earlier one that was
+/// cut off, that directory stays, so that a machine that loses power in the middle does not leave a
+/// marker that vouches for an empty store.
 fn begin(data: &Path) -> Result<PathBuf> {
     let unfinished = data.join(shelf::UNFINISHED);
     if unfinished.exists() {
@@ -102,7 +105,7 @@ fn begin(data: &Path) -> Result<PathBuf> {
             }
         }
     }
-    fs::create_dir_all(&unfinished)
+    create_private_dir_all(&unfinished)
         .with_context(|| format!("cannot create {}", unfinished.display()))?;
     sync(data)?;
     Ok(unfinished)
@@ -221,7 +224,7 @@ fn install(
     files: &Path,
     store: &Path,
 ) -> Result<Arc<dyn StateMachine>> {
-    fs::create_dir_all(store).with_context(|| format!("cannot create {}", store.display()))?;
+    create_private_dir_all(store).with_context(|| format!("cannot create {}", store.display()))?;
     let opened = cyclone_replica::open_store(config, store)?;
     let meta = opened
         .install(files)
@@ -244,8 +247,9 @@ mod tests {
 
     use super::*;
 
-    /// A restore was cut off just before its end, and the one that repeats it at its beginning, by a machine that loses power: of
-    /// what it removed any part may be gone. Whatever is left, a node does not start from it.
+    /// A restore was cut off just before its end, and the one that repeats it at its beginning, by
+    /// a machine that loses power: of what it removed any part may be gone. Whatever is left, a
+    /// node does not start from it.
     #[test]
     fn what_two_cut_off_restores_leave_is_not_started() {
         let directory = tempfile::tempdir().expect("directory");
@@ -258,7 +262,8 @@ mod tests {
         let number = || fs::metadata(data.join(shelf::UNFINISHED)).map(|it| it.ino());
         let before = number().expect("there");
         begin(data).expect("begun");
-        // It stays, from the first restore to the last one's end: without it the marker would vouch for an empty store.
+        // It stays, from the first restore to the last one's end: without it the marker would vouch
+        // for an empty store.
         assert_eq!(number().expect("there"), before);
         assert_eq!(shelf::origin(data).expect("read"), None);
         shelf::check(data, Some(7)).expect_err("cut off");

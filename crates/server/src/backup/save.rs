@@ -42,8 +42,8 @@ struct Begun {
     files: Vec<(String, u64)>,
 }
 
-/// Saves everything that was acknowledged before this is called, and perhaps what is acknowledged meanwhile: of all logs
-/// the same moment.
+/// Saves everything that was acknowledged before this is called, and perhaps what is acknowledged
+/// meanwhile: of all logs the same moment.
 ///
 /// # Errors
 /// No leader; a file that is there already; a node or a disk that fails. Then there is no file.
@@ -54,12 +54,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             arguments.file.display()
         );
     }
+    ctl::refuse_pmkv(arguments.connect, &arguments.access, "`ctl snapshot`")?;
     let mut connection = leader(arguments.connect, &arguments.access)?;
-    let begun = begin(&mut connection)?;
+    let begun = begin(&mut connection).map_err(|error| interrupted(error, arguments.connect))?;
     let mut draft = arguments.file.clone().into_os_string();
     draft.push(".part");
     let draft = PathBuf::from(draft);
-    let fetched = fetch(&mut connection, &begun, &draft, arguments.mib_per_second);
+    let fetched = fetch(&mut connection, &begun, &draft, arguments.mib_per_second)
+        .map_err(|error| interrupted(error, arguments.connect));
     // The node forgets it by itself, later.
     let _ = snapshot()
         .arg("END")
@@ -73,12 +75,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     super::print(&begun.head, None, arguments.json);
     if !arguments.json {
         println!("bytes     {bytes}");
-        println!(
-            "For a new cluster from it, put this into [cluster] of every node's configuration:\nrestored_from = \"{:032x}\"",
-            begun.head.id
-        );
     }
     Ok(())
+}
+
+/// What to do about a connection that has ended, or a node that has stopped, in the middle.
+fn interrupted(error: anyhow::Error, connect: SocketAddr) -> anyhow::Error {
+    let cause = error.downcast_ref::<redis::RedisError>();
+    let Some(cause) = cause.filter(|it| it.is_io_error() || it.is_connection_dropped()) else {
+        return error;
+    };
+    let why = match cause.is_timeout() {
+        true => format!("the node did not answer within {PATIENCE:?}"),
+        false => {
+            "the connection to the leader ended: the node has stopped, or closed it".to_owned()
+        }
+    };
+    error.context(format!(
+        "{why}. Nothing was saved. Give the command again, with --connect {connect} or another node: it begins anew, with \
+         whichever node leads by then"
+    ))
 }
 
 /// Gives the whole file its name; one that is there is not replaced.
@@ -86,7 +102,8 @@ fn place(draft: &Path, file: &Path) -> Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     use rustix::io::Errno;
     match renameat_with(CWD, draft, CWD, file, RenameFlags::NOREPLACE) {
-        // File systems over the network do not know the flag; a second link is not made over a file either.
+        // File systems over the network do not know the flag; a second link is not made over a file
+        // either.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
             std::fs::hard_link(draft, file).and_then(|()| std::fs::remove_file(draft))
         }
@@ -233,7 +250,9 @@ fn fetch(
     mib_per_second: Option<u64>,
 ) -> Result<u64> {
     let cannot = || format!("cannot write {}", draft.display());
-    let file = std::fs::File::create(draft).with_context(cannot)?;
+    let mut new = cyclone_pmem::private_file();
+    new.write(true).create(true).truncate(true);
+    let file = new.open(draft).with_context(cannot)?;
     let mut packer = Packer::new(BufWriter::with_capacity(1 << 20, file), &begun.head)?;
     let started = Instant::now();
     let mut fetched = 0;

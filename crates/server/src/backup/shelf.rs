@@ -1,4 +1,5 @@
-//! What a restored node's data directory says about where its state came from, and what the configuration says.
+//! What a restored node's data directory says about where its state came from, and what the
+//! configuration says.
 
 use std::fs;
 use std::io;
@@ -51,18 +52,27 @@ pub(super) fn forget(data: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a node may start: its state must come from the very snapshot that the configuration names, or from none.
-/// Otherwise its replicas would not begin with the same state.
+/// Whether no restore of a data directory was cut off.
 ///
 /// # Errors
-/// What does not fit.
-pub fn check(data: &Path, restored_from: Option<u128>) -> Result<()> {
+/// One was.
+pub(crate) fn check_finished(data: &Path) -> Result<()> {
     if data.join(UNFINISHED).exists() {
         bail!(
             "{}: a restore was cut off; run `cyclone ctl snapshot restore` again",
             data.display()
         );
     }
+    Ok(())
+}
+
+/// Whether a node may start: its state must come from the very snapshot that the configuration
+/// names, or from none. Otherwise its replicas would not begin with the same state.
+///
+/// # Errors
+/// What does not fit.
+pub fn check(data: &Path, restored_from: Option<u128>) -> Result<()> {
+    check_finished(data)?;
     match (origin(data)?, restored_from) {
         (found, named) if found == named => Ok(()),
         (None, Some(named)) => bail!(

@@ -54,7 +54,8 @@ mod tests {
 
     #[test]
     fn every_plan_of_the_directory_is_in_the_program() {
-        // Cargo runs tests in their package's directory. (The path known at compile time may be another checkout's.)
+        // Cargo runs tests in their package's directory. (The path known at compile time may be
+        // another checkout's.)
         let directory = std::path::Path::new("../../plans");
         let mut names: Vec<String> = std::fs::read_dir(directory)
             .expect("plans")

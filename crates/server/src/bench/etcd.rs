@@ -1,5 +1,5 @@
-//! Three etcd members on loopback, fsync on, loaded by a small Go program that uses etcd's own client
-//! (`make bench-peers` installs both).
+//! Three etcd members on loopback, fsync on, loaded by a small Go program that uses etcd's own
+//! client (`make bench-peers` installs both).
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

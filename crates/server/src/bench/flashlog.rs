@@ -1,5 +1,6 @@
-//! `cyclone bench flashlog`: the log's second level. The plans `fig11`, `fig12` and `flash`, and how fast entries drain to
-//! flash beside what io_uring alone writes to the same file in the same pattern. //= cyclone §3
+//! `cyclone bench flashlog`: the log's second level. The plans `fig11`, `fig12` and `flash`, and
+//! how fast entries drain to flash beside what io_uring alone writes to the same file in the same
+//! pattern. //= cyclone §3
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,6 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone_bench::measure::Spread;
+use cyclone_bench::output::Report;
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
+use cyclone_bench::workload::Random;
 use cyclone_pmem::{Payload, Pool, Region};
 use cyclone_wal::flash::{
     Action, Buffers, FlashDevice, FlashIdentity, FlashLog, FlashMode, FlashSpec, Request,
@@ -32,6 +37,10 @@ pub struct Flashlog {
     pub common: plans::Common,
 }
 
+/// What is run after draining.
+const PLANS: [&str; 3] = ["fig11", "fig12", "flash"];
+/// What is wanted of draining beside io_uring alone.
+const WANTED_SHARE: f64 = 0.8;
 /// Bytes of the area: larger than what a disk's own cache hides.
 const AREA_BYTES: u64 = 256 << 20;
 /// Bytes of the ring, as in the paper.
@@ -41,7 +50,8 @@ const ENTRY_BYTES: usize = 64 << 10;
 /// Bytes of each frame that such a value arrives in, and what of it a frame holds.
 const FRAME_BYTES: u32 = 9216;
 const PART_BYTES: usize = 8192;
-/// Values that arrive before the second level looks at them, as between two turns of a replica's loop.
+/// Values that arrive before the second level looks at them, as between two turns of a replica's
+/// loop.
 const BURST: u64 = 8;
 /// Writes under way at once, as in the paper.
 const OUTSTANDING: usize = 32;
@@ -51,17 +61,17 @@ const OUTSTANDING: usize = 32;
 /// # Errors
 /// When a plan fails, or there is no io_uring or no room for the file.
 pub fn run(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
-    drain(arguments, stop)?;
-    if arguments.drain {
-        return Ok(());
+    let common = &arguments.common;
+    let mut report = plans::report("flashlog", common, plans::SEED, true)?;
+    drain(arguments, &mut report, stop)?;
+    if !arguments.drain {
+        plans::run_all_into(&PLANS, common, &report, stop)?;
     }
-    for plan in ["fig11", "fig12", "flash"] {
-        plans::run_named(plan, arguments.common.clone(), stop)?;
-    }
+    report.finish();
     Ok(())
 }
 
-fn drain(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
+fn drain(arguments: &Flashlog, report: &mut Report, stop: &AtomicBool) -> Result<()> {
     let (repetitions, time) = match arguments.common.quick {
         true => (3, Duration::from_secs(1)),
         false => (7, Duration::from_secs(4)),
@@ -71,10 +81,14 @@ fn drain(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
         .tempdir_in(&arguments.directory)
         .with_context(|| format!("cannot write to {}", arguments.directory.display()))?;
     let (raw, log) = (place.path().join("raw"), place.path().join("log"));
+    report.expect(repetitions + 1);
+    report.progress("writing both files once");
     let mut alone = Alone::new(&raw)?;
-    let mut level = Drained::new(&log)?;
+    let seed = arguments.common.seed.unwrap_or(plans::SEED);
+    let mut level = Drained::new(&log, seed)?;
     let (mut alone_s, mut level_s, mut shares) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..repetitions {
+    for repetition in 1..=repetitions {
+        report.progress(&format!("draining, {repetition} of {repetitions}"));
         if stop.load(Ordering::Relaxed) {
             bail!("ended by a signal");
         }
@@ -85,21 +99,29 @@ fn drain(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
         level_s.push(two);
         shares.push(two / one);
     }
-    println!(
+    report.say(&format!(
         "draining {} KiB entries, {OUTSTANDING} writes of 128 KiB under way, {repetitions} times {} s each in turn",
         ENTRY_BYTES >> 10,
         time.as_secs()
-    );
-    let line = |name: &str, unit: &str, values: &[f64]| {
+    ));
+    let mut table = Table::new(&["what", "unit", "median", "least", "most"]);
+    let mut line = |what: &str, unit: &str, values: &[f64]| {
         let spread = Spread::of(values.iter().copied());
-        println!(
-            "{name:<24} {:>8.2} {unit} ({:.2} to {:.2})",
-            spread.median, spread.least, spread.most
-        );
+        table.add(vec![
+            what.into(),
+            unit.into(),
+            rounded(spread.median, 2),
+            rounded(spread.least, 2),
+            rounded(spread.most, 2),
+        ]);
+        spread
     };
     line("io_uring alone", "MB/s", &alone_s);
     line("the log's second level", "MB/s of entries", &level_s);
-    line("share", "(wanted: 0.8)", &shares);
+    let share = line("share", "", &shares);
+    report.table("drain", &table)?;
+    let what = "drained by the second level ÷ written by io_uring alone";
+    report.verdict(Verdict::at_least(what, share.median, WANTED_SHARE));
     Ok(())
 }
 
@@ -180,15 +202,16 @@ impl Alone {
     }
 }
 
-/// As many values as there are frames for.
-fn values(pool: &Pool) -> Result<Vec<Payload>> {
+/// As many values as there are frames for, from a seed.
+fn values(pool: &Pool, seed: u64) -> Result<Vec<Payload>> {
     let parts = ENTRY_BYTES / PART_BYTES;
     let mut values = Vec::new();
-    for number in 0..pool.count() as usize / parts {
+    let mut random = Random::new(seed);
+    for _ in 0..pool.count() as usize / parts {
         let mut value = Payload::default();
         for _ in 0..parts {
             let mut frame = pool.alloc().context("a frame")?;
-            frame[..PART_BYTES].fill(number as u8);
+            frame[..PART_BYTES].copy_from_slice(&random.bytes(PART_BYTES));
             value.push_frame(frame.freeze(0..PART_BYTES));
         }
         values.push(value);
@@ -201,12 +224,13 @@ struct Drained {
     ring: Ring,
     flash: FlashLog,
     begun: Instant,
-    /// Values as packets bring them: in frames of the region, which the ring names instead of copying them.
+    /// Values as packets bring them: in frames of the region, which the ring names instead of
+    /// copying them.
     values: Vec<Payload>,
 }
 
 impl Drained {
-    fn new(path: &Path) -> Result<Drained> {
+    fn new(path: &Path, seed: u64) -> Result<Drained> {
         let region = Region::anonymous(2 * RING_BYTES)?;
         let area = region.take(0, RING_BYTES).context("the ring's memory")?;
         let frames = region.take(RING_BYTES, RING_BYTES);
@@ -237,7 +261,7 @@ impl Drained {
             ring,
             flash,
             begun: Instant::now(),
-            values: values(&pool)?,
+            values: values(&pool, seed)?,
         };
         // Once round the area, so that it has been written before.
         while drained.flash.durable_index() * (ENTRY_BYTES as u64) < AREA_BYTES {

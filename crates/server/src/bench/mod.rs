@@ -1,4 +1,6 @@
-//! `cyclone bench NAME`: measurements that anyone can repeat. Every benchmark takes `--json`, `--quick` and `--seed`.
+//! `cyclone bench NAME`: measurements that anyone can repeat. Every benchmark takes `--json`,
+//! `--quick` and `--seed`: those of [`cyclone_bench::output::Common`], or of [`plans::Common`] for
+//! what runs plans.
 
 pub mod builtin;
 pub mod etcd;
@@ -19,7 +21,6 @@ pub mod wires;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
 
 /// What one load generator is asked to do.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +33,16 @@ pub struct Load {
     pub warm_up: Duration,
     /// Time measured.
     pub measure: Duration,
-    /// Seed of the key sequence.
+    /// Seed of the key sequence and of the value.
     pub seed: u64,
+}
+
+impl Load {
+    /// The value that all writes have.
+    pub fn value(&self) -> Vec<u8> {
+        // Another sequence than the keys'.
+        Sequence(!self.seed).value(self.value_bytes)
+    }
 }
 
 /// What a load generator saw.
@@ -44,12 +53,13 @@ pub struct Measured {
     pub elapsed: Duration,
     /// Latency in nanoseconds.
     pub latency_ns: Histogram<u64>,
-    /// Operations that had no answer in the end: a datagram of theirs is gone. Until then each holds a place in flight.
+    /// Operations that had no answer in the end: a datagram of theirs is gone. Until then each
+    /// holds a place in flight.
     pub lost: u64,
 }
 
-/// One line of `--json`.
-#[derive(Clone, Debug, Serialize)]
+/// A row of results.
+#[derive(Clone, Debug)]
 pub struct Point {
     /// What was measured.
     pub system: String,
@@ -68,7 +78,6 @@ pub struct Point {
     /// What the system promises for an acknowledged write.
     pub guarantee: &'static str,
     /// CPU time of the servers per operation, in microseconds, where known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub server_cpu_us: Option<f64>,
 }
 
@@ -107,6 +116,11 @@ impl Sequence {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
+    }
+
+    /// A value's bytes, which do not compress.
+    pub fn value(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.draw() as u8).collect()
     }
 
     /// A 16-byte key out of a million.

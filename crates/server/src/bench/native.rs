@@ -32,7 +32,7 @@ pub fn run(
     mut poll: impl FnMut(&mut Client, &mut Vec<Completion>) -> Result<()>,
 ) -> Result<Measured> {
     let mut sequence = Sequence(load.seed);
-    let value = vec![b'v'; load.value_bytes];
+    let value = load.value();
     let mut latency_ns = histogram()?;
     let mut sent: FxHashMap<u64, Instant> = FxHashMap::default();
     sent.reserve(2 * load.inflight);
@@ -43,8 +43,8 @@ pub fn run(
     let (mut operations, mut lost) = (0, 0);
     loop {
         let now = Instant::now();
-        // What is open at the end is waited for: the longest would be forgotten. A write outside a session whose datagram is lost is not
-        // repeated.
+        // What is open at the end is waited for: the longest would be forgotten. A write outside a
+        // session whose datagram is lost is not repeated.
         if now >= until && (sent.is_empty() || now >= until + DRAIN) {
             break;
         }

@@ -1,30 +1,39 @@
 //! `cyclone bench run PLAN` and `cyclone bench figures`: plans on Cyclone and its peers.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use cyclone_bench::machine::Machine;
+use cyclone_bench::output::{self, Budget, Report};
 use cyclone_bench::plan::{Plan, Variant};
 use cyclone_bench::progress::Progress;
 use cyclone_bench::report::{self, index, picture};
 use cyclone_bench::result::{self, PlanResult};
 use cyclone_bench::run::{self, Options};
 
+use serde_json::json;
+
 use super::{builtin, systems};
 
-/// Options of both.
-#[derive(Args, Clone, Debug)]
+/// Options of all commands that run plans.
+#[derive(Args, Clone, Debug, Default)]
 pub struct Common {
-    /// Fewer points and shorter runs: minutes in place of hours.
+    /// Fewer points and shorter runs: ends within 60 s. What did not fit is named.
     #[arg(long)]
     pub quick: bool,
-    /// Where CSV, SVG, Markdown and JSON go; left out, one plan's to bench-results/PLAN below the current directory, all figures' to
-    /// docs/figures.
+    /// Where CSV, SVG, Markdown and JSON go; left out, one plan's to bench-results/PLAN below the
+    /// current directory, all figures' to docs/figures, or with --quick to bench-results/figures.
     #[arg(long)]
     pub out: Option<PathBuf>,
+    /// One JSON document on standard output, and nothing else there.
+    #[arg(long)]
+    pub json: bool,
+    /// Seed of everything random; the plan's if left out.
+    #[arg(long)]
+    pub seed: Option<u64>,
     /// Only variants whose names contain one of these, ignoring case; repeat for several.
     #[arg(long)]
     pub only: Vec<String>,
@@ -33,7 +42,8 @@ pub struct Common {
 /// `cyclone bench run`.
 #[derive(Args, Clone, Debug)]
 pub struct Run {
-    /// The plan: a file, or the name of one that comes with the program (`fig15`; `cyclone bench figures --list`).
+    /// The plan: a file, or the name of one that comes with the program (`fig15`; `cyclone bench
+    /// figures --list`).
     pub plan: PathBuf,
     /// Shared options.
     #[command(flatten)]
@@ -49,22 +59,32 @@ pub struct Figures {
     /// Name the plans, run nothing.
     #[arg(long)]
     pub list: bool,
-    /// Only plans whose names begin with one of these; repeat for several. The index still lists all that was ever run.
+    /// Only plans whose names begin with one of these; repeat for several. The index still lists
+    /// all that was ever run.
     #[arg(long)]
     pub figure: Vec<String>,
-    /// Draw what was measured before again, compare it as the plans do now, and write the index; run nothing.
+    /// Draw what was measured before again, compare it as the plans do now, and write the index;
+    /// run nothing.
     #[arg(long)]
     pub index: bool,
-    /// Leave out plans whose result is there already, of the same plan and source: goes on with what was ended early.
+    /// Leave out plans whose result is there already, of the same plan and source: goes on with
+    /// what was ended early.
     #[arg(long)]
     pub missing: bool,
+    /// Begin no plan after so many minutes (with --quick: 45 seconds if left out). `--missing` goes
+    /// on with the others.
+    #[arg(long)]
+    pub minutes: Option<u64>,
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// Where figures go by default.
+/// What plans have that name no seed.
+pub const SEED: u64 = 1;
+/// Where figures go by default, and short ones, which are not to replace the others.
 const FIGURES: &str = "docs/figures";
+const QUICK_FIGURES: &str = "bench-results/figures";
 /// Where the results of single plans go by default, each in a directory of its own.
 const RESULTS: &str = "bench-results";
 
@@ -96,6 +116,9 @@ fn fit(mut plan: Plan, common: &Common) -> Option<Plan> {
     if common.quick {
         plan = plan.quickened();
     }
+    if let Some(seed) = common.seed {
+        plan.seed = seed;
+    }
     if !common.only.is_empty() && plan.skip.is_none() {
         let wanted = |variant: &Variant| {
             let name = variant.name.to_lowercase();
@@ -111,31 +134,90 @@ fn fit(mut plan: Plan, common: &Common) -> Option<Plan> {
     Some(plan)
 }
 
+/// A report of a command that runs plans, or only lists them; `seed` is the plan's, where there is
+/// one.
+///
+/// # Errors
+/// As [`Report::new`].
+pub fn report(name: &str, common: &Common, seed: u64, measures: bool) -> Result<Report> {
+    let common = output::Common {
+        quick: common.quick,
+        out: None,
+        json: common.json,
+        seed: common.seed.unwrap_or(seed),
+    };
+    match measures {
+        true => Report::new(name, &common),
+        false => Report::without_measuring(name, &common),
+    }
+}
+
 /// Runs one plan and prints its numbers.
 ///
 /// # Errors
-/// When the plan is wrong, or something that should have run went wrong; what was measured is written all the same.
+/// When the plan is wrong, or something that should have run went wrong; what was measured is
+/// written all the same.
 pub fn run(arguments: &Run, stop: &AtomicBool) -> Result<()> {
-    let (name, plan) = find(&arguments.plan)?;
-    let plan = fitted(plan, &arguments.common)?;
-    let out = arguments.common.out.clone();
-    let out = out.unwrap_or_else(|| Path::new(RESULTS).join(&name));
-    report::prepare(&out)?;
-    let result = measure(&name, &plan, &arguments.common, stop)?;
-    print(&result);
-    for path in report::write(&result, &plan, &out)? {
-        println!("wrote {}", path.display());
-    }
-    verdict(&[result])
+    run_as("run", &arguments.plan, &arguments.common, stop)
 }
 
-/// Runs a plan that comes with the program.
+/// Runs a plan that comes with the program, for the command of another name.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_named(name: &str, common: Common, stop: &AtomicBool) -> Result<()> {
-    let plan = name.into();
-    run(&Run { plan, common }, stop)
+pub fn run_named(command: &str, plan: &str, common: &Common, stop: &AtomicBool) -> Result<()> {
+    run_as(command, Path::new(plan), common, stop)
+}
+
+fn run_as(command: &str, plan: &Path, common: &Common, stop: &AtomicBool) -> Result<()> {
+    let (name, plan) = find(plan)?;
+    let plan = fitted(plan, common)?;
+    let report = report(command, common, plan.seed, true)?;
+    let result = run_into(&name, &plan, common, &report, stop)?;
+    report.finish();
+    verdict(&[result])
+}
+
+/// Runs those plans that come with the program, one after the other, into one report.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_all_into(
+    plans: &[&str],
+    common: &Common,
+    report: &Report,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let mut results = Vec::new();
+    for plan in plans {
+        if report.leaves_out(&format!("the plan {plan}")) {
+            continue;
+        }
+        let (name, plan) = find(Path::new(plan))?;
+        let plan = fitted(plan, common)?;
+        results.push(run_into(&name, &plan, common, report, stop)?);
+    }
+    verdict(&results)
+}
+
+/// Runs a plan, writes its files and adds it to the report.
+fn run_into(
+    name: &str,
+    plan: &Plan,
+    common: &Common,
+    report: &Report,
+    stop: &AtomicBool,
+) -> Result<PlanResult> {
+    let out = common.out.clone();
+    let out = out.unwrap_or_else(|| Path::new(RESULTS).join(name));
+    report::prepare(&out)?;
+    let result = measure(name, plan, common.quick, report.budget(), stop)?;
+    report.text(&text_of(&result));
+    for path in report::write(&result, plan, &out)? {
+        report.text(&format!("wrote {}", path.display()));
+    }
+    report.result(name, &result)?;
+    Ok(result)
 }
 
 /// Runs those variants of a plan that comes with the program.
@@ -144,28 +226,39 @@ pub fn run_named(name: &str, common: Common, stop: &AtomicBool) -> Result<()> {
 /// As [`run`].
 pub fn measure_some(
     name: &str,
-    is_quick: bool,
+    common: &output::Common,
     wanted: &dyn Fn(&Variant) -> bool,
+    budget: Budget,
     stop: &AtomicBool,
 ) -> Result<(Plan, PlanResult)> {
-    let common = Common {
-        quick: is_quick,
-        out: None,
-        only: Vec::new(),
+    let fitting = Common {
+        quick: common.quick,
+        seed: Some(common.seed),
+        ..Common::default()
     };
     let (name, plan) = find(Path::new(name))?;
-    let mut plan = fitted(plan, &common)?;
+    let mut plan = fitted(plan, &fitting)?;
     plan.variants.retain(wanted);
-    let result = measure(&name, &plan, &common, stop)?;
+    let result = measure(&name, &plan, common.quick, budget, stop)?;
     Ok((plan, result))
 }
 
-fn measure(stem: &str, plan: &Plan, common: &Common, stop: &AtomicBool) -> Result<PlanResult> {
+fn measure(
+    stem: &str,
+    plan: &Plan,
+    is_quick: bool,
+    budget: Budget,
+    stop: &AtomicBool,
+) -> Result<PlanResult> {
     let mut options = Options {
         stem: stem.to_owned(),
-        quick: common.quick,
+        quick: is_quick,
         systems: &|variant| systems::make(variant),
-        settling: Duration::from_secs(if common.quick { 2 } else { 20 }),
+        settling: match is_quick {
+            true => Duration::from_millis(500),
+            false => Duration::from_secs(20),
+        },
+        budget,
         stop,
         progress: Progress::stderr(run::steps(plan)),
     };
@@ -178,44 +271,66 @@ fn measure(stem: &str, plan: &Plan, common: &Common, stop: &AtomicBool) -> Resul
 /// As for one; the others are run all the same.
 pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let common = &arguments.common;
-    let out = common.out.clone().unwrap_or_else(|| FIGURES.into());
+    let default = if common.quick { QUICK_FIGURES } else { FIGURES };
+    let out = common.out.clone().unwrap_or_else(|| default.into());
+    let report = report("figures", common, SEED, !arguments.list)?;
     let mut results = Vec::new();
     let mut plans = listed(arguments)?;
     if arguments.missing {
-        plans.retain(|(name, plan)| !is_there(name, plan, common, &out));
+        plans.retain(|(name, plan)| !is_there(name, plan, common, &out, &report));
     }
     if arguments.list {
         for (name, plan) in plans {
-            println!("{name:<12} {}: {}", plan.figure, plan.title);
+            report.text(&format!("{name:<12} {}: {}", plan.figure, plan.title));
+            report.result(&name, &json!({"figure": plan.figure, "title": plan.title}))?;
         }
+        report.finish();
         return Ok(());
     }
     if arguments.index {
         draw_again(&plans, &out)?;
         plans.clear();
     }
+    let mut left_out = Vec::new();
     if !plans.is_empty() {
-        println!("{}", Machine::this().line());
         report::prepare(&out)?;
         plans = wanted(plans, common)?;
+        let minutes = arguments.minutes.map(|it| Duration::from_secs(60 * it));
+        let all = match minutes {
+            Some(minutes) => Budget::of(Some(minutes)),
+            None => Budget::new(common.quick),
+        };
         let count = plans.len();
         for (number, (name, plan)) in plans.into_iter().enumerate() {
-            println!(
+            if all.is_over() {
+                left_out.push(name);
+                continue;
+            }
+            report.text(&format!(
                 "{} of {count}: {} – {}",
                 number + 1,
                 plan.figure,
                 plan.title
-            );
-            let result = measure(&name, &plan, common, stop)?;
-            print(&result);
+            ));
+            let result = measure(&name, &plan, common.quick, all, stop)?;
+            report.text(&text_of(&result));
             report::write(&result, &plan, &out)?;
-            // Whoever ends this early has an index of what was done.
+            // If this is ended early there is an index of what was done.
             index::write(&out, &asked_now)?;
+            report.result(&name, &result)?;
             results.push(result);
         }
     }
+    if !left_out.is_empty() {
+        report.say(&format!(
+            "not begun in the time given: {}; --missing goes on with them, --minutes gives more time",
+            left_out.join(", ")
+        ));
+    }
     let count = index::write(&out, &asked_now)?;
-    println!("wrote {} ({count} figures)", out.join("index.md").display());
+    let index = out.join("index.md");
+    report.text(&format!("wrote {} ({count} figures)", index.display()));
+    report.finish();
     verdict(&results)
 }
 
@@ -238,14 +353,14 @@ fn asked_now(name: &str) -> Option<String> {
 }
 
 /// Whether a plan's result is there that a run would only repeat.
-fn is_there(name: &str, plan: &Plan, common: &Common, out: &Path) -> bool {
+fn is_there(name: &str, plan: &Plan, common: &Common, out: &Path, report: &Report) -> bool {
     let stored = PlanResult::read(&out.join(format!("{name}.json")));
     let fitted = fitted(plan.clone(), common);
     let is_there = stored.is_ok_and(|stored| {
         fitted.is_ok_and(|plan| stored.is_current(&plan, common.quick, result::is_source_of))
     });
     if is_there {
-        println!("{name}: there already");
+        report.say(&format!("{name}: there already"));
     }
     is_there
 }
@@ -300,19 +415,27 @@ fn listed(arguments: &Figures) -> Result<Vec<(String, Plan)>> {
     Ok(plans)
 }
 
-fn print(result: &PlanResult) {
+/// A result for people.
+fn text_of(result: &PlanResult) -> String {
+    // Writing to a string does not fail.
+    let mut page = String::new();
     if let Some(reason) = &result.skip {
-        println!("{}: not run: {reason}", result.figure);
-        return;
+        return format!("{}: not run: {reason}", result.figure);
     }
-    println!("\n{} – {}\n{}", result.figure, result.title, result.words);
-    println!(
+    let _ = writeln!(
+        page,
+        "\n{} – {}\n{}",
+        result.figure, result.title, result.words
+    );
+    let _ = writeln!(
+        page,
         "{:<50} {:>10} {:>12} {:>10} {:>10} {:>10} {:>8}",
         "", "x (real)", "ops/s", "p50 µs", "p99 µs", "p99.9 µs", "CPU µs"
     );
     for variant in &result.variants {
         for point in &variant.points {
-            println!(
+            let _ = writeln!(
+                page,
                 "{:<50} {:>10} {:>12.0} {:>10.1} {:>10.1} {:>10.1} {:>8.2}",
                 variant.name,
                 match result.at_once(point) {
@@ -328,13 +451,15 @@ fn print(result: &PlanResult) {
         }
         if let Some(absent) = &variant.absent {
             let word = if absent.failed { "failed" } else { "skipped" };
-            println!(
+            let _ = writeln!(
+                page,
                 "{:<50} {word}: {} {}",
                 variant.name, absent.why, absent.install
             );
         }
         if !variant.outages_ms.is_empty() {
-            println!(
+            let _ = writeln!(
+                page,
                 "{:<50} ms without an answer: {:.1?}",
                 variant.name, variant.outages_ms
             );
@@ -349,7 +474,8 @@ fn print(result: &PlanResult) {
                 report::quotient(most)
             )
         });
-        println!(
+        let _ = writeln!(
+            page,
             "{}: {} {} ({apart}the paper's: {})",
             ratio.say,
             text(ratio.ours),
@@ -358,10 +484,15 @@ fn print(result: &PlanResult) {
         );
     }
     match result.doubts.as_slice() {
-        [] if result.is_without_points() => println!("nothing was measured"),
-        [] => println!("the machine was quiet"),
-        doubts => println!("not to be believed: {}", doubts.join("; ")),
+        [] if result.is_without_points() => page.push_str("nothing was measured"),
+        [] => page.push_str("the machine was quiet"),
+        doubts => _ = write!(page, "not to be believed: {}", doubts.join("; ")),
     }
+    if !result.left_out.is_empty() {
+        let left_out = result.left_out.join("; ");
+        let _ = write!(page, "\nleft out, the time of --quick was over: {left_out}");
+    }
+    page
 }
 
 fn verdict(results: &[PlanResult]) -> Result<()> {

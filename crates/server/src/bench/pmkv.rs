@@ -1,8 +1,10 @@
 //! `cyclone bench pmkv`: the log-structured store with every replication.
 //!
-//! Most of it runs in one process over shared memory: one thread steps all servers in turn, so throughput is what the work costs
-//! altogether, and the share of the keeping side's thread can be told. Nothing there is a network: what differs is what the protocols
-//! do. Servers that are processes, under Redis cluster clients, show their throughput over load, takeovers and resharding.
+//! Most of it runs in one process over shared memory: one thread steps all servers in turn, so
+//! throughput is what the work costs altogether, and the share of the keeping side's thread can be
+//! told. Nothing there is a network: what differs is what the protocols do. Servers that are
+//! processes, under Redis cluster clients, show their throughput over load, takeovers and
+//! resharding.
 
 mod cluster;
 mod compare;
@@ -56,6 +58,20 @@ pub enum Part {
     Soak,
 }
 
+impl Part {
+    /// In the order in which they run. A short run has most need of the first ones.
+    const ALL: [Part; 8] = [
+        Part::Throughput,
+        Part::Timelines,
+        Part::Servers,
+        Part::Failover,
+        Part::Resharding,
+        Part::Media,
+        Part::Sensitivity,
+        Part::Soak,
+    ];
+}
+
 /// What `cyclone bench pmkv` takes beside the options of all benchmarks.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Choice {
@@ -65,9 +81,10 @@ pub struct Choice {
     /// Only this part.
     #[arg(long, value_enum)]
     pub part: Option<Part>,
-    /// How long the soak takes.
-    #[arg(long, default_value_t = 30)]
-    pub minutes: u64,
+    /// How many minutes the soak takes: 30 if left out. With --quick a minute is 10 s, and there
+    /// are 3 if this is left out.
+    #[arg(long)]
+    pub minutes: Option<u64>,
 }
 
 impl Choice {
@@ -77,10 +94,6 @@ impl Choice {
             false => self.only.contains(it),
         };
         Protocol::ALL.into_iter().filter(asked).collect()
-    }
-
-    fn has(&self, part: Part) -> bool {
-        self.part.is_none_or(|only| only == part)
     }
 }
 
@@ -99,29 +112,25 @@ pub fn run(common: &Common, choice: &Choice) -> Result<()> {
             "one process, one thread for all servers: costs of the protocols, not of a network",
         );
     }
-    if choice.has(Part::Throughput) {
-        throughput(common, choice, &mut report)?;
-    }
-    if choice.has(Part::Servers) {
-        servers::run(common, &choice.protocols(), &mut report)?;
-    }
-    if choice.has(Part::Media) {
-        media::run(common, &choice.protocols(), &mut report)?;
-    }
-    if choice.has(Part::Sensitivity) {
-        sensitivity::run(common, &choice.protocols(), &mut report)?;
-    }
-    if choice.has(Part::Timelines) {
-        timelines::run(common, &mut report)?;
-    }
-    if choice.has(Part::Failover) {
-        stories::failover(common, &mut report)?;
-    }
-    if choice.has(Part::Resharding) {
-        stories::resharding(common, &mut report)?;
-    }
-    if choice.part == Some(Part::Soak) {
-        soak::run(common, choice.minutes, &mut report)?;
+    let protocols = choice.protocols();
+    for part in Part::ALL {
+        let is_wanted = match part {
+            Part::Soak => choice.part == Some(part),
+            _ => choice.part.is_none_or(|only| only == part),
+        };
+        if !is_wanted || report.leaves_out(&format!("the part {part:?}")) {
+            continue;
+        }
+        match part {
+            Part::Throughput => throughput(common, choice, &mut report)?,
+            Part::Timelines => timelines::run(common, &mut report)?,
+            Part::Servers => servers::run(common, &protocols, &mut report)?,
+            Part::Failover => stories::failover(common, &mut report)?,
+            Part::Resharding => stories::resharding(common, &mut report)?,
+            Part::Media => media::run(common, &protocols, &mut report)?,
+            Part::Sensitivity => sensitivity::run(common, &protocols, &mut report)?,
+            Part::Soak => soak::run(common, choice.minutes, &mut report)?,
+        }
     }
     report.finish();
     Ok(())
@@ -150,18 +159,23 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
     let quick = common.quick;
     let sizes = &Sizes::ALL[..if quick { 1 } else { Sizes::ALL.len() }];
     let skews: &[bool] = if quick { &[true] } else { &[true, false] };
-    let lasts = Duration::from_millis(if quick { 500 } else { 2_000 });
+    let lasts = Duration::from_millis(if quick { 100 } else { 2_000 });
     let mut panel = Bars {
         title: "YCSB, zipfian 0.99, ZippyDB's objects".into(),
         y: "operations/s, one thread".into(),
         names: Mix::ALL.iter().map(|it| it.name.to_owned()).collect(),
         ..Bars::default()
     };
+    report.expect(choice.protocols().len() * sizes.len() * skews.len());
     for protocol in choice.protocols() {
         let mut bars = Vec::new();
         for &sizes in sizes {
             for &is_skewed in skews {
-                report.progress(&format!("{protocol}, {}", sizes.name));
+                let what = format!("{protocol}, {}", sizes.name);
+                if report.leaves_out(&what) {
+                    continue;
+                }
+                report.progress(&what);
                 let mut cluster = Cluster::start(Setting::small(protocol))?;
                 for mix in Mix::ALL {
                     let load = Load {
@@ -175,7 +189,6 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
                     };
                     let seen = load::run(&mut cluster, load)?;
                     table.add(row(protocol, &load, &seen));
-                    report.row(&table);
                     if sizes.name != Sizes::ALL[0].name || !is_skewed {
                         continue;
                     }

@@ -1,10 +1,12 @@
-//! `cyclone bench put`: blind writes of small values, 1, 32 and 256 in flight, beside RocksDB alone (and etcd with
-//! `--peers`) on the same keys and values in the same run.
+//! `cyclone bench put`: blind writes of small values, 1, 32 and 256 in flight, beside RocksDB alone
+//! (and etcd with `--peers`) on the same keys and values in the same run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::table::{Table, rounded};
 
 use super::etcd::Etcd;
 use super::rocks::Log;
@@ -13,12 +15,8 @@ use crate::cluster::{LocalCluster, Options};
 
 /// What the command line says.
 pub struct Arguments {
-    /// One JSON line per point.
-    pub json: bool,
-    /// Under 45 seconds.
-    pub quick: bool,
-    /// Seed of the key sequences.
-    pub seed: u64,
+    /// Shared options.
+    pub common: Common,
     /// Also etcd.
     pub peers: bool,
     /// The engine behind our log.
@@ -36,9 +34,12 @@ const NONE: &str = "none: a crash loses it; a thread per CPU, called in the clie
 const SYNCED: &str = "durable on this disk";
 const ETCD: &str = "durable on the disks of a majority";
 
+/// Of one point's systems: two clusters, RocksDB twice.
+const SYSTEMS: usize = 4;
+
 /// Runs all points and prints them.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let (values, warm_up, measure): (&[usize], _, _) = if arguments.quick {
+    let (values, warm_up, measure): (&[usize], _, _) = if arguments.common.quick {
         (
             &[100],
             Duration::from_millis(500),
@@ -52,12 +53,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         )
     };
     let directory = std::env::temp_dir().join(format!("cyclone-bench-{}", std::process::id()));
-    let mut report = Report::new(arguments.json);
-    let outcome = points(arguments, values, warm_up, measure, &directory, &mut report);
+    let report = Report::new("put", &arguments.common)?;
+    let mut found = Points {
+        report: &report,
+        points: Vec::new(),
+    };
+    let outcome = points(arguments, values, warm_up, measure, &directory, &mut found);
     // The data was only for measuring.
     let _ = std::fs::remove_dir_all(&directory);
     outcome?;
-    report.ratios();
+    report.table("put", &found.table())?;
+    found.say_ratios();
+    report.finish();
     Ok(())
 }
 
@@ -67,8 +74,9 @@ fn points(
     warm_up: Duration,
     measure: Duration,
     directory: &Path,
-    report: &mut Report,
+    found: &mut Points<'_>,
 ) -> Result<()> {
+    let report = found.report;
     let options = Options {
         engine: arguments.engine.clone(),
         polling: arguments.polling.clone(),
@@ -76,36 +84,48 @@ fn points(
         security: arguments.security.clone(),
         ..Options::default()
     };
+    let inflights = [1, 32, 256];
+    let systems = SYSTEMS + usize::from(arguments.peers);
+    report.expect(values.len() * inflights.len() * systems);
     for &value_bytes in values {
-        for inflight in [1, 32, 256] {
+        for inflight in inflights {
+            let what = format!("{value_bytes} B, {inflight} in flight");
+            if report.leaves_out(&what) {
+                continue;
+            }
+            report.progress(&format!("cyclone-native, {what}"));
             let load = Load {
                 value_bytes,
                 inflight,
                 warm_up,
                 measure,
-                seed: arguments.seed,
+                seed: arguments.common.seed,
             };
             let (measured, cpu_s) = by_native(arguments, directory, &options, &load)?;
             let mut point = Point::new("cyclone-native", OURS, &load, &measured);
             let each_us = 1e6 * cpu_s / measured.operations.max(1) as f64;
             point.server_cpu_us = Some((10.0 * each_us).round() / 10.0);
-            report.add(point);
+            found.add(point);
+            report.progress(&format!("cyclone-resp, {what}"));
             let measured = on_fresh(directory, &options, |cluster, leader| {
                 resp::run(cluster.nodes[leader].redis, &load)
             })?;
-            report.add(Point::new("cyclone-resp", OURS, &load, &measured));
+            found.add(Point::new("cyclone-resp", OURS, &load, &measured));
 
+            report.progress(&format!("rocksdb-nowal, {what}"));
             let measured = rocks::run(&directory.join("rocksdb"), Log::None, &load)?;
-            report.add(Point::new("rocksdb-nowal", NONE, &load, &measured));
+            found.add(Point::new("rocksdb-nowal", NONE, &load, &measured));
+            report.progress(&format!("rocksdb-synced, {what}"));
             let measured = rocks::run(&directory.join("rocksdb"), Log::Synced, &load)?;
-            report.add(Point::new("rocksdb-synced", SYNCED, &load, &measured));
+            found.add(Point::new("rocksdb-synced", SYNCED, &load, &measured));
 
             if arguments.peers {
+                report.progress(&format!("etcd, {what}"));
                 let data = directory.join("etcd");
                 std::fs::create_dir_all(&data)?;
                 let etcd = Etcd::start(&data)?;
                 let measured = etcd.run(&load)?;
-                report.add(Point::new("etcd", ETCD, &load, &measured));
+                found.add(Point::new("etcd", ETCD, &load, &measured));
                 drop(etcd);
                 std::fs::remove_dir_all(data)?;
             }
@@ -114,7 +134,8 @@ fn points(
     Ok(())
 }
 
-/// Measures a new cluster, which no point shares with another: none inherits another's compactions. `measure` is told who leads.
+/// Measures a new cluster, which no point shares with another: none inherits another's compactions.
+/// `measure` is told who leads.
 fn on_fresh<T>(
     directory: &Path,
     options: &Options,
@@ -151,54 +172,51 @@ fn by_native(
     })
 }
 
-struct Report {
-    json: bool,
+/// The rows of a report, and the comparisons between them.
+struct Points<'r> {
+    report: &'r Report,
     points: Vec<Point>,
 }
 
-impl Report {
-    fn new(json: bool) -> Report {
-        if !json {
-            println!(
-                "{:<16} {:>6} {:>9} {:>10} {:>10} {:>10}  guarantee",
-                "system", "value", "in flight", "ops/s", "p50 µs", "p99 µs"
-            );
-        }
-        Report {
-            json,
-            points: Vec::new(),
-        }
-    }
-
+impl Points<'_> {
     fn add(&mut self, point: Point) {
-        if self.json {
-            if let Ok(line) = serde_json::to_string(&point) {
-                println!("{line}");
-            }
-        } else {
-            let lost = match point.lost {
-                0 => String::new(),
-                lost => format!("; {lost} never answered"),
-            };
-            println!(
-                "{:<16} {:>6} {:>9} {:>10.0} {:>10.1} {:>10.1}  {}{lost}",
-                point.system,
-                point.value_bytes,
-                point.inflight,
-                point.ops_s,
-                point.p50_us,
-                point.p99_us,
-                point.guarantee
-            );
-        }
+        self.report.live(&format!(
+            "{}: {:.0}/s, p50 {:.1} µs",
+            point.system, point.ops_s, point.p50_us
+        ));
         self.points.push(point);
     }
 
-    /// The comparisons that matter, for people.
-    fn ratios(&self) {
-        if self.json {
-            return;
+    fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            "system",
+            "value_bytes",
+            "inflight",
+            "ops_s",
+            "p50_us",
+            "p99_us",
+            "lost",
+            "server_cpu_us",
+            "guarantee",
+        ]);
+        for point in &self.points {
+            table.add(vec![
+                point.system.as_str().into(),
+                point.value_bytes.into(),
+                point.inflight.into(),
+                rounded(point.ops_s, 0),
+                rounded(point.p50_us, 1),
+                rounded(point.p99_us, 1),
+                point.lost.into(),
+                point.server_cpu_us.into(),
+                point.guarantee.into(),
+            ]);
         }
+        table
+    }
+
+    /// The comparisons that matter.
+    fn say_ratios(&self) {
         let find = |system: &str, value: usize, inflight: usize| {
             self.points
                 .iter()
@@ -211,14 +229,14 @@ impl Report {
         {
             for other in ["rocksdb-nowal", "rocksdb-synced", "etcd"] {
                 if let Some(theirs) = find(other, ours.value_bytes, ours.inflight) {
-                    println!(
+                    self.report.say(&format!(
                         "{} / {other}, {} B, {} in flight: throughput {:.2}, p50 {:.2}",
                         ours.system,
                         ours.value_bytes,
                         ours.inflight,
                         ours.ops_s / theirs.ops_s.max(1.0),
                         ours.p50_us / theirs.p50_us.max(0.001)
-                    );
+                    ));
                 }
             }
         }

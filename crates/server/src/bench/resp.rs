@@ -37,7 +37,7 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
         });
     }
     let mut sequence = Sequence(load.seed);
-    let value = vec![b'v'; load.value_bytes];
+    let value = load.value();
     let mut command = Vec::new();
     let mut latency_ns = histogram()?;
     let begun = Instant::now();

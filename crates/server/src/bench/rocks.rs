@@ -1,4 +1,5 @@
-//! RocksDB alone in this process, on the same keys and values: what the log costs is the distance to it.
+//! RocksDB alone in this process, on the same keys and values: what the log costs is the distance
+//! to it.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +19,8 @@ pub enum Log {
     Synced,
 }
 
-/// Runs the load with one thread per operation in flight; without a log with a thread per CPU at most: there is nothing to wait for, and
-/// more only get into each other's way.
+/// Runs the load with one thread per operation in flight; without a log with a thread per CPU at
+/// most: there is nothing to wait for, and more only get into each other's way.
 pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match log {
@@ -40,7 +41,7 @@ pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
                         Log::Synced => write.set_sync(true),
                     }
                     let mut sequence = Sequence(load.seed ^ ((thread as u64) << 32));
-                    let value = vec![b'v'; load.value_bytes];
+                    let value = load.value();
                     let mut latency_ns = histogram()?;
                     let mut operations = 0u64;
                     while !stop.load(Ordering::Relaxed) {

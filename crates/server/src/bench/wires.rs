@@ -1,5 +1,5 @@
-//! The Redis protocol as lanes: many connections in one thread, each with one batch of commands under way at a time. A batch
-//! counts as answered when all of it is.
+//! The Redis protocol as lanes: many connections in one thread, each with one batch of commands
+//! under way at a time. A batch counts as answered when all of it is.
 //!
 //! ```text
 //!   WireLane    to whoever leads                              wires/leader.rs
@@ -248,7 +248,8 @@ impl Wire {
         }
     }
 
-    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Answers whether the batch has ended.
+    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Answers
+    /// whether the batch has ended.
     fn settle(&mut self, moved: &mut dyn FnMut(SocketAddr), done: &mut Vec<Done>) -> Result<bool> {
         let mut taken = 0;
         while self.missing > 0

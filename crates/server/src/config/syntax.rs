@@ -1,4 +1,5 @@
-//! What is wrong with the text of a configuration, told without the text: its lines hold keys and passwords.
+//! What is wrong with the text of a configuration, told without the text: its lines hold keys and
+//! passwords.
 
 use anyhow::{Result, anyhow};
 use serde::de::DeserializeOwned;
@@ -6,7 +7,8 @@ use serde::de::DeserializeOwned;
 /// Fields whose values are never told.
 const SECRETS: &[&str] = &["node_key", "client_key", "password", "token"];
 
-/// The other fields. What stands before an equals sign is told only if it is one of these: it may be a part of a secret, too.
+/// The other fields. What stands before an equals sign is told only if it is one of these: it may
+/// be a part of a secret, too.
 const FIELDS: &[&str] = &[
     // A node's file.
     "id",
@@ -33,6 +35,7 @@ const FIELDS: &[&str] = &[
     "burst",
     "pin_cpu",
     "redis_listen",
+    "member_addresses",
     "max_key_bytes",
     "max_value_bytes",
     "max_clients",
@@ -48,7 +51,9 @@ const FIELDS: &[&str] = &[
     "tls_key",
     "tls_client_authority",
     "users",
+    "protected_mode",
     "listen",
+    "filter",
     // A cluster's file of the engine pmkv.
     "directory",
     "replication",
@@ -75,6 +80,7 @@ const SECTIONS: &[&str] = &[
     "reads",
     "redis",
     "metrics",
+    "log",
     "servers",
 ];
 

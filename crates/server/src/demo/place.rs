@@ -25,7 +25,8 @@ impl Place {
         }
     }
 
-    /// Once the cluster has ended: after a failure what its nodes said is what one wants to see, otherwise it is only in the way.
+    /// Once the cluster has ended: after a failure what its nodes said is what one wants to see,
+    /// otherwise it is only in the way.
     pub fn leave(&self, has_failed: bool, interrupted: &AtomicBool) {
         let remove = self.is_ours && (!has_failed || interrupted.load(Ordering::Relaxed));
         if remove {

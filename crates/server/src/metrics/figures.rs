@@ -3,7 +3,7 @@
 use cyclone_gateway::Gateway;
 use cyclone_replica::Node;
 
-use super::{Kind, Labels, Sheet};
+use super::{Kind, Labels, MetricsSnapshot};
 
 /// Packet figures that go up and down.
 const PACKET_GAUGES: [&str; 6] = [
@@ -16,7 +16,7 @@ const PACKET_GAUGES: [&str; 6] = [
 ];
 
 /// A replica's figures.
-pub fn of_node(sheet: &mut Sheet, node: &Node) {
+pub fn of_node(sheet: &mut MetricsSnapshot, node: &Node) {
     let status = node.status();
     let cluster = format!("{:032x}", status.cluster_id);
     let id = status.id.to_string();
@@ -33,6 +33,13 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
         ],
         1,
     );
+    sheet.add(
+        Kind::Gauge,
+        "apply_largest_call_bytes",
+        "The most work that one call of the store has done, since the start.",
+        &[],
+        status.work_done.largest_call,
+    );
     let leads = u64::from(node.leads());
     sheet.add(
         Kind::Gauge,
@@ -41,6 +48,33 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
         &[],
         leads,
     );
+    for (name, help, value) in [
+        (
+            "store_state",
+            "The store: 0 ok, 1 stalled, 2 its disk is full, 3 damaged.",
+            status.store.number(),
+        ),
+        (
+            "store_waits_milliseconds",
+            "How long the store has made no progress although something waits for it.",
+            status.store_waits_us / 1000,
+        ),
+        (
+            "flash_waits_milliseconds",
+            "How long flash has made no progress although something waits for it.",
+            status.flash_waits_us / 1000,
+        ),
+    ] {
+        sheet.add(Kind::Gauge, name, help, &[], value);
+    }
+    if let Some(offset_ms) = status.clock_offset_ms {
+        sheet.add_signed(
+            "clock_offset_milliseconds",
+            "This machine's wall clock less the time that a majority of the voters' clocks agree on.",
+            &[],
+            offset_ms,
+        );
+    }
     of_logs(sheet, &status.logs);
     of_counters(sheet, &status.counters);
     sheet.add(
@@ -77,7 +111,7 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
     }
 }
 
-fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
+fn of_logs(sheet: &mut MetricsSnapshot, logs: &[cyclone_replica::LogStatus]) {
     for log in logs {
         let number = log.log.to_string();
         let labels = [("log", number.as_str())];
@@ -113,6 +147,29 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
             "Size of the ring's record area in bytes.",
             log.capacity_bytes,
         );
+        for (name, help) in [
+            (
+                "founding",
+                "Whether the replica waits for the other founders of a new cluster.",
+            ),
+            (
+                "recovering",
+                "Whether the replica has lost storage and has no vote until it has caught up.",
+            ),
+            (
+                "diverged",
+                "Whether the replica has committed an entry that its leader has another one for.",
+            ),
+        ] {
+            let is_so = u64::from(log.role == name);
+            gauge(&format!("log_{name}"), help, is_so);
+        }
+        sheet.add_signed(
+            "log_clock_offset_milliseconds",
+            "The clock of the log's state less this machine's wall clock. Stands still where nothing is written.",
+            &labels,
+            log.clock_offset_ms,
+        );
         if let Some(flash) = &log.flash {
             of_flash(sheet, &labels, flash);
         }
@@ -131,6 +188,13 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
             );
             sheet.add(
                 Kind::Gauge,
+                "peer_behind_entries",
+                "Entries of the log that a replica is not known to hold; told by its leader.",
+                &labels,
+                log.behind(*matched),
+            );
+            sheet.add(
+                Kind::Gauge,
                 "peer_alive",
                 "Whether the leader has heard from the replica lately.",
                 &labels,
@@ -140,7 +204,11 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
     }
 }
 
-fn of_archive(sheet: &mut Sheet, labels: Labels<'_>, archive: &cyclone_replica::ArchiveStatus) {
+fn of_archive(
+    sheet: &mut MetricsSnapshot,
+    labels: Labels<'_>,
+    archive: &cyclone_replica::ArchiveStatus,
+) {
     let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, labels, value);
     gauge(
         "archive_sealed_index",
@@ -176,7 +244,7 @@ fn of_archive(sheet: &mut Sheet, labels: Labels<'_>, archive: &cyclone_replica::
     );
 }
 
-fn of_flash(sheet: &mut Sheet, labels: Labels<'_>, flash: &cyclone_replica::FlashStatus) {
+fn of_flash(sheet: &mut MetricsSnapshot, labels: Labels<'_>, flash: &cyclone_replica::FlashStatus) {
     let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, labels, value);
     gauge("flash_first_index", "First index on flash.", flash.first);
     gauge(
@@ -211,7 +279,7 @@ fn of_flash(sheet: &mut Sheet, labels: Labels<'_>, flash: &cyclone_replica::Flas
     counter("flash_reads", "Reads from flash.", stats.reads);
 }
 
-fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
+fn of_counters(sheet: &mut MetricsSnapshot, c: &cyclone_replica::Counters) {
     let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, &[], value);
     counter(
         "writes",
@@ -225,8 +293,33 @@ fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
     );
     counter(
         "refused_busy",
-        "Requests refused because a queue or the log was full.",
+        "Requests refused as busy, for whatever reason.",
         c.refused_busy,
+    );
+    counter(
+        "refused_work",
+        "Commands refused because they need more work than one may do.",
+        c.refused_work,
+    );
+    counter(
+        "outcome_unknown",
+        "Requests answered with an unknown outcome.",
+        c.outcome_unknown,
+    );
+    counter(
+        "refused_damaged",
+        "Reads refused because the store is damaged.",
+        c.refused_damaged,
+    );
+    counter(
+        "refused_not_leader",
+        "Requests refused because this node does not lead.",
+        c.refused_not_leader,
+    );
+    counter(
+        "discarded",
+        "Requests that a new leader discarded: certainly not executed.",
+        c.discarded,
     );
     counter(
         "gangs",
@@ -252,6 +345,31 @@ fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
         "store_stalls",
         "Times the store would have blocked the loop and a worker took over.",
         c.store_stalls,
+    );
+    counter(
+        "store_timeouts",
+        "Times the store began to make no progress for a second.",
+        c.store_timeouts,
+    );
+    counter(
+        "flash_timeouts",
+        "Times flash began to make no progress for a second.",
+        c.flash_timeouts,
+    );
+    counter(
+        "store_no_space",
+        "Times the store refused something for want of room.",
+        c.store_no_space,
+    );
+    counter(
+        "store_damaged",
+        "Times the store could not read something back.",
+        c.store_damaged,
+    );
+    counter(
+        "handovers",
+        "Times this node, as leader, handed leadership over because it could not store.",
+        c.handovers,
     );
     counter("slow_reads", "Reads that a worker had to do.", c.slow_reads);
     counter(
@@ -279,7 +397,7 @@ fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
 }
 
 /// A Redis port's figures.
-pub fn of_gateway(sheet: &mut Sheet, gateway: &Gateway) {
+pub fn of_gateway(sheet: &mut MetricsSnapshot, gateway: &Gateway) {
     let stats = gateway.stats();
     let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, &[], value);
     gauge(
@@ -302,6 +420,11 @@ pub fn of_gateway(sheet: &mut Sheet, gateway: &Gateway) {
         "redis_connections_rejected",
         "Redis connections turned away because there were too many.",
         stats.rejected,
+    );
+    counter(
+        "redis_connections_denied",
+        "Redis connections of other machines turned away in protected mode.",
+        stats.denied,
     );
     counter(
         "redis_connections_slow",
@@ -344,10 +467,16 @@ pub fn of_gateway(sheet: &mut Sheet, gateway: &Gateway) {
         "Logins that were wrong.",
         stats.logins_refused,
     );
+    counter(
+        "redis_logins_busy",
+        "Logins refused because too many were being checked.",
+        stats.logins_busy,
+    );
 }
 
-/// What the kernel says of this process, under the names that Prometheus clients use. Not from the event loop.
-pub(super) fn of_process(sheet: &mut Sheet) {
+/// What the kernel says of this process, under the names that Prometheus clients use. Not from the
+/// event loop.
+pub(super) fn of_process(sheet: &mut MetricsSnapshot) {
     if let Some(pages) = word("/proc/self/statm", 1) {
         let bytes = pages.saturating_mul(rustix::param::page_size() as u64);
         sheet.add_as(

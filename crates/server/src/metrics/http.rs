@@ -1,4 +1,5 @@
-//! Just enough HTTP/1.1 for a scraper: one request per connection, nothing but GET and HEAD of `/metrics`.
+//! Just enough HTTP/1.1 for a scraper: one request per connection, nothing but GET and HEAD of
+//! `/metrics`.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Desk, Sheet, figures};
+use super::{MetricsExchange, MetricsSnapshot, figures};
 
 /// Readers at a time; beyond, connections are closed at once.
 const READERS: usize = 8;
@@ -20,7 +21,7 @@ const STACK_BYTES: usize = 256 * 1024;
 ///
 /// # Errors
 /// When the address cannot be listened at, or no thread can be had.
-pub fn serve(listen: SocketAddr, desk: Arc<Desk>) -> io::Result<SocketAddr> {
+pub fn serve(listen: SocketAddr, desk: Arc<MetricsExchange>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(listen)?;
     let address = listener.local_addr()?;
     let thread = std::thread::Builder::new()
@@ -39,7 +40,7 @@ impl Drop for Place {
     }
 }
 
-fn accept(listener: &TcpListener, desk: &Arc<Desk>) {
+fn accept(listener: &TcpListener, desk: &Arc<MetricsExchange>) {
     let readers = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, _)) = listener.accept() else {
@@ -73,14 +74,14 @@ fn left(until: Instant) -> io::Result<Duration> {
         .ok_or_else(|| ErrorKind::TimedOut.into())
 }
 
-fn answer(mut stream: TcpStream, desk: &Desk) -> io::Result<()> {
+fn answer(mut stream: TcpStream, desk: &MetricsExchange) -> io::Result<()> {
     let until = Instant::now() + DEADLINE;
     let request = read_request(&mut stream, until)?;
     let (status, with_body, body) = match route(request.as_deref()) {
         Err(status) => (status, true, format!("{status}\n")),
         Ok(with_body) => match desk.ask() {
             Some(text) => {
-                let mut sheet = Sheet::default();
+                let mut sheet = MetricsSnapshot::default();
                 figures::of_process(&mut sheet);
                 ("200 OK", with_body, format!("{text}{}", sheet.text()))
             }

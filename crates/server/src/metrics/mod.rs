@@ -1,7 +1,7 @@
 //! `--metrics`: the node's figures for Prometheus, in its text format 0.0.4 over HTTP.
 //!
-//! Threads of their own speak HTTP, a few at a time, each for a few seconds at most. The event loop only copies its
-//! counters, when asked: a slow or hostile reader costs it nothing.
+//! Threads of their own speak HTTP, a few at a time, each for a few seconds at most. The event loop
+//! only copies its counters, when asked: a slow or hostile reader costs it nothing.
 
 pub mod figures;
 mod http;
@@ -35,7 +35,7 @@ struct Family {
 
 /// Figures on their way out.
 #[derive(Default)]
-pub struct Sheet {
+pub struct MetricsSnapshot {
     families: Vec<Family>,
 }
 
@@ -67,7 +67,7 @@ fn labels_text(labels: Labels<'_>) -> String {
     text
 }
 
-impl Sheet {
+impl MetricsSnapshot {
     /// Adds a sample. `name` is without the prefix `cyclone_` and, for a counter, without `_total`.
     pub fn add(
         &mut self,
@@ -80,6 +80,12 @@ impl Sheet {
         let total = if kind == Kind::Counter { "_total" } else { "" };
         let name = format!("cyclone_{name}{total}");
         self.add_as(kind, &name, help, labels, value.to_string());
+    }
+
+    /// Adds a gauge that may be negative.
+    pub fn add_signed(&mut self, name: &str, help: &'static str, labels: Labels<'_>, value: i64) {
+        let name = format!("cyclone_{name}");
+        self.add_as(Kind::Gauge, &name, help, labels, value.to_string());
     }
 
     /// Adds a sample under exactly this name.
@@ -134,23 +140,23 @@ struct Board {
 }
 
 /// Where readers ask and the event loop answers.
-pub struct Desk {
+pub struct MetricsExchange {
     asked: AtomicBool,
     board: Mutex<Board>,
     answered: Condvar,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Desk {
+impl MetricsExchange {
     /// `waker` wakes the loop that will answer.
-    pub fn new(waker: Arc<mio::Waker>) -> Desk {
+    pub fn new(waker: Arc<mio::Waker>) -> MetricsExchange {
         // A loop that cannot be woken looks every 100 ms by itself.
-        Desk::waking(move || drop(waker.wake()))
+        MetricsExchange::waking(move || drop(waker.wake()))
     }
 
     /// A desk whose loop is woken so.
-    pub fn waking(wake: impl Fn() + Send + Sync + 'static) -> Desk {
-        Desk {
+    pub fn waking(wake: impl Fn() + Send + Sync + 'static) -> MetricsExchange {
+        MetricsExchange {
             asked: AtomicBool::new(false),
             board: Mutex::default(),
             answered: Condvar::new(),
@@ -158,13 +164,13 @@ impl Desk {
         }
     }
 
-    /// Whether somebody waits: then the loop is to call [`Desk::answer`].
+    /// Whether somebody waits: then the loop is to call [`MetricsExchange::answer`].
     pub fn is_asked(&self) -> bool {
         self.asked.load(Ordering::Relaxed)
     }
 
     /// The loop's answer to all who wait.
-    pub fn answer(&self, sheet: Sheet) {
+    pub fn answer(&self, sheet: MetricsSnapshot) {
         self.asked.store(false, Ordering::SeqCst);
         let mut board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
         board.count += 1;
@@ -200,7 +206,7 @@ mod tests {
 
     #[test]
     fn the_text_is_prometheus_text() {
-        let mut sheet = Sheet::default();
+        let mut sheet = MetricsSnapshot::default();
         sheet.add(Kind::Counter, "writes", "Writes.", &[], 7);
         for (log, value) in [("0", 1), ("1", u64::MAX)] {
             sheet.add(Kind::Gauge, "log_term", "Term.", &[("log", log)], value);
@@ -223,13 +229,13 @@ mod tests {
 
     /// A desk whose loop answers, or never does.
     fn serving(answers: bool) -> SocketAddr {
-        let desk = Arc::new(Desk::waking(|| {}));
+        let desk = Arc::new(MetricsExchange::waking(|| {}));
         let own = Arc::clone(&desk);
         if answers {
             std::thread::spawn(move || {
                 loop {
                     if own.is_asked() {
-                        let mut sheet = Sheet::default();
+                        let mut sheet = MetricsSnapshot::default();
                         sheet.add(Kind::Gauge, "one", "One.", &[], 1);
                         own.answer(sheet);
                     }
@@ -286,7 +292,8 @@ mod tests {
         assert!(answer.contains(" 503 "), "{answer}");
     }
 
-    /// Many who connect and say nothing take all places, for a bounded time; then there is room again.
+    /// Many who connect and say nothing take all places, for a bounded time; then there is room
+    /// again.
     #[test]
     fn mute_readers_go_away() {
         let address = serving(true);

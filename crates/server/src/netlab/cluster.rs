@@ -11,7 +11,7 @@ use crate::bench::net::Place;
 use crate::bench::net::child::Role;
 use crate::cluster::random_key;
 use crate::config::{
-    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+    Cluster, File, Limits, Log, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
 };
 
 /// How the nodes of a lab's cluster run.
@@ -50,7 +50,8 @@ pub enum RunAs {
     Nodes,
     /// All loops in one thread that never waits, on the first of `pin`'s CPUs.
     OneLoop,
-    /// The first one's loop in a thread that never waits; the others alternate with the load, in its thread.
+    /// The first one's loop in a thread that never waits; the others alternate with the load, in
+    /// its thread.
     Alternating,
     /// All loops in one thread that naps where there is nothing to do, under callgrind.
     Counted,
@@ -80,8 +81,8 @@ impl<'a> LabCluster<'a> {
         }
     }
 
-    /// Writes the configurations of a new cluster and starts it. The first node is the quickest to stand for election,
-    /// so that it leads wherever nothing fails.
+    /// Writes the configurations of a new cluster and starts it. The first node is the quickest to
+    /// stand for election, so that it leads wherever nothing fails.
     ///
     /// # Errors
     /// When a file cannot be written or a process not started.
@@ -235,11 +236,17 @@ impl<'a> LabCluster<'a> {
                 pin_cpu: options.pin.get(node).copied(),
                 password: None,
                 redis_listen: None,
+                member_addresses: Vec::new(),
             },
             limits: Limits::default(),
             reads: Reads::default(),
-            redis: RedisPort::default(),
+            // The namespaces reach each other and nobody else.
+            redis: RedisPort {
+                protected_mode: false,
+                ..RedisPort::default()
+            },
             metrics: Metrics::default(),
+            log: Log::default(),
             timing: self.timing(node),
         }
     }

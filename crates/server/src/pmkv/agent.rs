@@ -1,6 +1,7 @@
-//! A server's side of the configuration manager: a thread that renews the lease, hears of configurations, and hands them to
-//! the server's loop. It waits for nothing but its socket, so that a loop that is busy does not lose the lease; a loop or a
-//! control thread that does nothing any more does.
+//! A server's side of the configuration manager: a thread that renews the lease, hears of
+//! configurations, and hands them to the server's loop. It waits for nothing but its socket, so
+//! that a loop that is busy does not lose the lease; a loop or a control thread that does nothing
+//! any more does.
 //= rowan §4.5
 
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use cyclone_pmkv_cm::holder::{Action, Event, Holder};
 use cyclone_pmkv_cm::message::Refusal;
-use cyclone_pmkv_cm::{Configuration, FromServer, Hello, Rules, ShardId, ToServer};
+use cyclone_pmkv_cm::{Configuration, FromServer, Hello, ShardId, Timing, ToServer};
 
 use super::clock;
 use super::post::Post;
@@ -64,8 +65,8 @@ impl Shared {
             .store(clock::now_us(), Ordering::Relaxed);
     }
 
-    /// Without the loop nothing is answered, without the control thread no segment is posted, digested or cleaned: who has
-    /// lost either leaves its shards to others.
+    /// Without the loop nothing is answered, without the control thread no segment is posted,
+    /// digested or cleaned: who has lost either leaves its shards to others.
     fn is_alive(&self) -> bool {
         let now_us = clock::now_us();
         [&self.alive_us, &self.control_alive_us]
@@ -82,7 +83,7 @@ impl Shared {
 /// What an agent is made of.
 pub(super) struct Settings {
     pub hello: Hello,
-    pub rules: Rules,
+    pub rules: Timing,
     /// Its socket, and the managers'.
     pub socket: PathBuf,
     pub managers: Vec<PathBuf>,
@@ -159,7 +160,8 @@ mod tests {
     use cyclone_pmkv_cm::ServerId;
     use std::sync::mpsc::channel;
 
-    /// The control thread hangs: the server must not keep its lease, as others would wait for its memory for ever.
+    /// The control thread hangs: the server must not keep its lease, as others would wait for its
+    /// memory for ever.
     #[test]
     fn without_loop_or_control_thread_nothing_is_asked_for() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -173,7 +175,7 @@ mod tests {
                 client: "127.0.0.1:1".into(),
                 peer: "/x/s0".into(),
             },
-            rules: Rules::with_lease(10_000),
+            rules: Timing::with_lease(10_000),
             socket: socket("server"),
             managers: vec![socket("manager")],
         };

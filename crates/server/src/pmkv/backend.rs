@@ -21,14 +21,15 @@ pub(super) struct Listening {
 }
 
 /// The node for the length of a step.
-pub(super) struct Behind<'a> {
+pub(super) struct NodeBackend<'a> {
     pub node: &'a mut Node,
     pub listening: &'a Listening,
     /// Whether this server may serve at this moment.
     pub holds_lease: bool,
 }
 
-/// How an answer leaves. A write is right because every replica has it; what was only read counts if the lease held.
+/// How an answer leaves. A write is right because every replica has it; what was only read counts
+/// if the lease held.
 //= rowan §4.5
 pub(super) fn outcome(answer: Answer, holds_lease: bool) -> Outcome {
     match answer {
@@ -43,6 +44,9 @@ pub(super) fn outcome(answer: Answer, holds_lease: bool) -> Outcome {
         Answer::Full => Outcome::Full,
         Answer::Unknown => Outcome::Unknown,
         Answer::TooLarge => Outcome::TooLarge,
+        Answer::EntryTooLarge { bytes, limit } => Outcome::Refused(format!(
+            "what the command writes takes {bytes} bytes, and an entry holds {limit}: write less at a time"
+        )),
         Answer::Damaged { key, entry } if key.is_empty() => Outcome::Refused(entry.to_string()),
         Answer::Damaged { key, entry } => {
             let key = key[..key.len().min(SHOWN_KEY_BYTES)].escape_ascii();
@@ -51,7 +55,7 @@ pub(super) fn outcome(answer: Answer, holds_lease: bool) -> Outcome {
     }
 }
 
-impl Behind<'_> {
+impl NodeBackend<'_> {
     fn shard_of(&self, slot: u16) -> ShardId {
         self.node.store().shard_of(slot)
     }
@@ -63,7 +67,7 @@ impl Behind<'_> {
     }
 }
 
-impl Backend for Behind<'_> {
+impl Backend for NodeBackend<'_> {
     fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
         self.submit(ticket, operation.clone());
     }

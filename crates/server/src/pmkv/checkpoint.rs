@@ -1,5 +1,5 @@
-//! Where a server's checkpoints of its indexes lie: a file beside its memory, replaced as a whole. It may be missing, old or
-//! damaged: then a start reads more of the memory.
+//! Where a server's checkpoints of its indexes lie: a file beside its memory, replaced as a whole.
+//! It may be missing, old or damaged: then a start reads more of the memory.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};

@@ -23,8 +23,9 @@ pub(super) fn calendar_us() -> u64 {
     since.map_or(0, |it| it.as_micros() as u64)
 }
 
-/// Asks for the processor before all ordinary threads, for this thread, which has leases to renew and works for some microseconds at
-/// a time. Where that is not allowed, for a little more of the processor; it does without, too.
+/// Asks for the processor before all ordinary threads, for this thread, which has leases to renew
+/// and works for some microseconds at a time. Where that is not allowed, for a little more of the
+/// processor; it does without, too.
 pub(super) fn come_first() {
     let this = thread_native_id();
     if set_thread_priority_and_policy(this, ThreadPriority::Min, ROUND_ROBIN).is_err() {

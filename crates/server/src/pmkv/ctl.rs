@@ -1,5 +1,5 @@
-//! `cyclone ctl` for clusters of `--engine pmkv`: members, shards, migrations, segments and cleaning, and what an operator
-//! may ask for.
+//! `cyclone ctl` for clusters of `--engine pmkv`: members, shards, migrations, segments and
+//! cleaning, and what an operator may ask for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::file::ClusterFile;
-use super::operator::{self, Ask, Cluster};
+use super::operator::{self, Cluster, OperatorRequest};
 use crate::control::Login;
 use crate::resp;
 use crate::told::told;
@@ -31,13 +31,13 @@ pub struct Options {
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Members: standing, shards served, copies held.
+    /// Engine pmkv: the servers, with standing, shards served and copies held.
     Members(Options),
-    /// Shards: who serves them, who has copies.
+    /// Engine pmkv: the shards, who serves them and who has copies.
     Shards(Options),
-    /// Copies on the move.
+    /// Engine pmkv: copies on the move.
     Migrations(Options),
-    /// Segments by state, and what cleaning has done, on every server.
+    /// Engine pmkv: segments by state, and what cleaning has done, on every server.
     Segments {
         /// How to get in: the servers are asked over the Redis protocol.
         #[command(flatten)]
@@ -46,7 +46,7 @@ pub enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Move everything away from a server, which then leaves.
+    /// Engine pmkv: move everything away from a server, which then leaves.
     Drain {
         /// Which.
         server: u64,
@@ -54,7 +54,7 @@ pub enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Take that back.
+    /// Engine pmkv: take a `drain` back.
     Undrain {
         /// Which.
         server: u64,
@@ -62,7 +62,7 @@ pub enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Move a shard's primary.
+    /// Engine pmkv: move a shard's primary.
     Move {
         /// Which.
         shard: u16,
@@ -72,7 +72,7 @@ pub enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Give up what only this failed server holds: acknowledged writes are lost.
+    /// Engine pmkv: give up what only this failed server holds. Acknowledged writes are lost.
     Forget {
         /// Which.
         server: u64,
@@ -89,19 +89,19 @@ pub enum Command {
 pub fn run(command: &Command) -> Result<()> {
     let (options, question) = match command {
         Command::Members(options) | Command::Shards(options) | Command::Migrations(options) => {
-            (options, Ask::Look)
+            (options, OperatorRequest::Look)
         }
         Command::Segments { login, options } => return segments(options, login),
-        Command::Drain { server, options } => (options, Ask::Drain(*server)),
-        Command::Undrain { server, options } => (options, Ask::Undrain(*server)),
-        Command::Forget { server, options } => (options, Ask::Forget(*server)),
+        Command::Drain { server, options } => (options, OperatorRequest::Drain(*server)),
+        Command::Undrain { server, options } => (options, OperatorRequest::Undrain(*server)),
+        Command::Forget { server, options } => (options, OperatorRequest::Forget(*server)),
         Command::Move {
             shard,
             target,
             options,
         } => {
             let (shard, target) = (*shard, *target);
-            (options, Ask::Move { shard, target })
+            (options, OperatorRequest::Move { shard, target })
         }
     };
     let cluster = operator::ask(&file(&options.config)?, &question, PATIENCE)?;

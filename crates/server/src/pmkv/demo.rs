@@ -1,8 +1,9 @@
-//! `cyclone demo --engine pmkv`: four servers with three copies of everything take writes from Redis clients, one is killed
-//! with SIGKILL, its shards go on elsewhere, it comes back empty and becomes a replica again, and every acknowledged write
-//! is looked for.
+//! `cyclone demo --engine pmkv`: four servers with three copies of everything take writes from
+//! Redis clients, one is killed with SIGKILL, its shards go on elsewhere, it comes back empty and
+//! becomes a replica again, and every acknowledged write is looked for.
 //!
-//! The cluster manages itself: the managers in the servers' processes see that one is silent, and the demo only watches.
+//! The cluster manages itself: the managers in the servers' processes see that one is silent, and
+//! the demo only watches.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -126,7 +127,8 @@ fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
         let name = key_of(writer, key);
         let mut command = redis::cmd("SET");
         command.arg(&name).arg(value_of(number));
-        // Redirected or not, it may have been executed: `sent` remembers it. The next number goes to the next key.
+        // Redirected or not, it may have been executed: `sent` remembers it. The next number goes
+        // to the next key.
         known[key as usize].sent = number;
         let begun = Instant::now();
         let answer: Option<String> = client.ask(&name, &command);

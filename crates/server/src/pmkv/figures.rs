@@ -5,10 +5,15 @@ use std::collections::BTreeMap;
 use cyclone_pmkv::{Node, Role};
 
 use super::backend::Listening;
-use crate::metrics::{Kind, Sheet};
+use crate::metrics::{Kind, MetricsSnapshot};
 
 /// All of them.
-pub(super) fn of_node(sheet: &mut Sheet, node: &mut Node, listening: &Listening, lease: bool) {
+pub(super) fn of_node(
+    sheet: &mut MetricsSnapshot,
+    node: &mut Node,
+    listening: &Listening,
+    lease: bool,
+) {
     let id = listening.own.to_string();
     let labels = [
         ("version", env!("CARGO_PKG_VERSION")),
@@ -35,7 +40,7 @@ pub(super) fn of_node(sheet: &mut Sheet, node: &mut Node, listening: &Listening,
     of_worker(sheet, node);
 }
 
-fn of_shards(sheet: &mut Sheet, node: &Node) {
+fn of_shards(sheet: &mut MetricsSnapshot, node: &Node) {
     let store = node.store();
     for (role, name) in [
         (Role::Serving, "serving"),
@@ -58,7 +63,7 @@ fn of_shards(sheet: &mut Sheet, node: &Node) {
     sheet.add(Kind::Gauge, "pmkv_objects", help, &[], objects.sum());
 }
 
-fn of_memory(sheet: &mut Sheet, node: &Node) {
+fn of_memory(sheet: &mut MetricsSnapshot, node: &Node) {
     let heap = node.store().heap();
     let live = (0..heap.segments()).map(|it| heap.live_bytes(it)).sum();
     let is_full = u64::from(node.store().space().is_full());
@@ -120,7 +125,7 @@ fn of_memory(sheet: &mut Sheet, node: &Node) {
     );
 }
 
-fn of_worker(sheet: &mut Sheet, node: &mut Node) {
+fn of_worker(sheet: &mut MetricsSnapshot, node: &mut Node) {
     let Some(worker) = node.worker(0) else {
         return;
     };

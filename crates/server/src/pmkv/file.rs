@@ -1,4 +1,5 @@
-//! A cluster of the engine `pmkv` as its file says, and where its parts lie in the cluster's directory.
+//! A cluster of the engine `pmkv` as its file says, and where its parts lie in the cluster's
+//! directory.
 //!
 //! ```text
 //!   fabric/            memories, their control files, and what each server knows of its own (memory.rs)
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use cyclone_pmkv::ServerId;
-use cyclone_pmkv_cm::Rules;
+use cyclone_pmkv_cm::Timing;
 use cyclone_pmkv_cm::codec::most_record_bytes;
 use cyclone_pmkv_cm::config::{MAX_MEMBERS, MAX_REPLICATION};
 use cyclone_pmkv_cm::rules::MAX_LEASE_US;
@@ -23,7 +24,7 @@ use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::founded::Founded;
-use crate::config::{RedisPort, is_hex, is_reachable, syntax};
+use crate::config::{Log, RedisPort, is_hex, is_reachable, syntax};
 use crate::durable;
 
 /// Memories and segments are made of pages of so many bytes.
@@ -32,15 +33,17 @@ const PAGE: u64 = 4096;
 const LEAST_SEGMENT_BYTES: u64 = 64 << 10;
 /// The largest segment: what an append to the shared-memory fabric can name.
 const MOST_SEGMENT_BYTES: u64 = 512 << 20;
-/// Segments that a server of a small cluster cannot do without: the logs of its threads and those that others have in its memory, what cleaning needs, and
-/// the five below which values are refused.
+/// Segments that a server of a small cluster cannot do without: the logs of its threads and those
+/// that others have in its memory, what cleaning needs, and the five below which values are
+/// refused.
 const LEAST_SEGMENTS: u64 = 24;
 
 /// The cluster's file, the same for all servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Where memories, their control files, sockets and the embedded store lie; nobody else should have access to it.
+    /// Where memories, their control files, sockets and the embedded store lie; nobody else should
+    /// have access to it.
     pub directory: PathBuf,
     /// rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[serde(default = "rowan")]
@@ -57,13 +60,16 @@ pub struct ClusterFile {
     /// Bytes of a segment; a multiple of 4096.
     #[serde(default = "segment_bytes")]
     pub segment_bytes: u64,
-    /// A server's lease in milliseconds; by default 10 ms with four cores or more for each server, up to 20 with fewer.
+    /// A server's lease in milliseconds; by default 10 ms with four cores or more for each server,
+    /// up to 20 with fewer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
-    /// How often each server writes a checkpoint of its indexes, in seconds; by default never: starts read all of the memory.
+    /// How often each server writes a checkpoint of its indexes, in seconds; by default never:
+    /// starts read all of the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_s: Option<u64>,
-    /// How many MiB of copies a server takes per second, and sends: what replaces lost copies keeps to it.
+    /// How many MiB of copies a server takes per second, and sends: what replaces lost copies keeps
+    /// to it.
     #[serde(default = "copy_mib_s")]
     pub copy_mib_s: u32,
     /// Where configurations are kept: embedded, etcd or zookeeper (features of their names).
@@ -83,6 +89,9 @@ pub struct ClusterFile {
     /// How the servers' Redis ports are protected.
     #[serde(default)]
     pub redis: RedisPort,
+    /// What the servers write to their logs.
+    #[serde(default, skip_serializing_if = "Log::is_default")]
+    pub log: Log,
     /// The servers.
     pub servers: Vec<ServerEntry>,
     /// What the cluster was founded with, once it was.
@@ -141,11 +150,19 @@ impl ClusterFile {
     }
 
     /// Reads the file, of which something may still be replaced before it is checked.
-    pub(super) fn parse(path: &Path) -> Result<ClusterFile> {
+    pub(crate) fn parse(path: &Path) -> Result<ClusterFile> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut file: ClusterFile = syntax::parse(&text)
-            .with_context(|| format!("{} is no cluster file", path.display()))?;
+        let parsed = syntax::parse::<ClusterFile>(&text);
+        if let (Err(_), Ok(node)) = (&parsed, syntax::parse::<crate::config::File>(&text)) {
+            bail!(
+                "{} configures a node of engine {}. This is for the engine pmkv, and takes its cluster's file (docs/pmkv.md); \
+                 for the other engines there are `ctl status`, `ctl member` and `ctl snapshot`",
+                path.display(),
+                node.node.engine
+            );
+        }
+        let mut file = parsed.with_context(|| format!("{} is no cluster file", path.display()))?;
         file.founded = Founded::read(&file.founded_path())?;
         Ok(file)
     }
@@ -349,7 +366,8 @@ impl ClusterFile {
         self.founded_with().manager_of(id, &servers)
     }
 
-    /// What the cluster was founded with, or would be now: managers run in the processes of the first servers.
+    /// What the cluster was founded with, or would be now: managers run in the processes of the
+    /// first servers.
     fn founded_with(&self) -> Founded {
         if let Some(founded) = &self.founded {
             return founded.clone();
@@ -359,7 +377,8 @@ impl ClusterFile {
         Founded::new(self.shards().unwrap_or(0), first.collect())
     }
 
-    /// Writes down what does not change any more, now that there is a configuration with so many shards.
+    /// Writes down what does not change any more, now that there is a configuration with so many
+    /// shards.
     ///
     /// # Errors
     /// The disk's.
@@ -369,15 +388,16 @@ impl ClusterFile {
     }
 
     /// Leases and everything around them.
-    pub fn rules(&self) -> Rules {
+    pub fn rules(&self) -> Timing {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let rules = match self.lease_ms {
-            Some(lease_ms) => Rules::with_lease(lease_ms.saturating_mul(1000)),
+            Some(lease_ms) => Timing::with_lease(lease_ms.saturating_mul(1000)),
             // All servers of a file share one machine.
-            None => Rules::for_cores(cores / self.servers.len().max(1)),
+            None => Timing::for_cores(cores / self.servers.len().max(1)),
         };
-        Rules {
-            // The engine asks for few shards at once by itself; a term for each handful would be a pause for each.
+        Timing {
+            // The engine asks for few shards at once by itself; a term for each handful would be a
+            // pause for each.
             copies_per_server: 48,
             ..rules
         }
@@ -404,7 +424,8 @@ impl ClusterFile {
     }
 }
 
-/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the old one back.
+/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the
+/// old one back.
 pub fn put<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let write = || durable::replace(path, &serde_json::to_vec(value)?);
     write().with_context(|| format!("cannot write {}", path.display()))

@@ -1,4 +1,5 @@
-//! The endpoints of one server: files of the shared-memory fabric, under names that begin with the server's.
+//! The endpoints of one server: files of the shared-memory fabric, under names that begin with the
+//! server's.
 //!
 //! ```text
 //!   sN.ctl, sN.mem            the server's memory; stay
@@ -8,7 +9,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -18,11 +18,8 @@ use cyclone_pmkv::{Endpoints, ServerId};
 
 /// A directory that nobody else may look into: who can reach its sockets may speak as a member.
 pub(super) fn private_directory(path: &Path) -> Result<()> {
-    let made = std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path);
-    made.with_context(|| format!("cannot create {}", path.display()))
+    cyclone_pmem::create_private_dir_all(path)
+        .with_context(|| format!("cannot create {}", path.display()))
 }
 
 /// Opens a server's endpoints besides its memory.
@@ -33,8 +30,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Of one of so many servers. What a killed process of this server has left of its terms is removed; nobody but this
-    /// process may have the server's memory open.
+    /// Of one of so many servers. What a killed process of this server has left of its terms is
+    /// removed; nobody but this process may have the server's memory open.
     pub fn new(directory: PathBuf, server: ServerId, servers: u32) -> io::Result<Files> {
         remove_old(&directory, server)?;
         Ok(Files {
@@ -47,7 +44,8 @@ impl Files {
 
 impl Endpoints for Files {
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
-        // Each term has new ones, and opening them is a part of the pause: no larger than the cluster needs.
+        // Each term has new ones, and opening them is a part of the pause: no larger than the
+        // cluster needs.
         let config = ShmConfig {
             max_connections: self.servers * 2 + 8,
             max_peers: self.servers * 2 + 2,
@@ -115,7 +113,8 @@ mod tests {
         Node::open(config, Box::new(data), peers, Box::new(files)).expect("a node")
     }
 
-    /// Each change of configuration opens endpoints of its term; those of the term before are of use to nobody.
+    /// Each change of configuration opens endpoints of its term; those of the term before are of
+    /// use to nobody.
     #[test]
     fn ten_changes_of_configuration_leave_no_files_behind() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! What is decided when a cluster is founded and stays: how many shards there are, and which servers run the managers. The
-//! list of servers in the cluster's file changes with the years.
+//! What is decided when a cluster is founded and stays: how many shards there are, and which
+//! servers run the managers. The list of servers in the cluster's file changes with the years.
 
 use std::fs;
 use std::io;
@@ -35,7 +35,8 @@ impl Founded {
         }
     }
 
-    /// Reads the record; `None` before the founding, and where an earlier version has left an empty one.
+    /// Reads the record; `None` before the founding, and where an earlier version has left an empty
+    /// one.
     ///
     /// # Errors
     /// It is damaged, or of another version.
@@ -70,8 +71,8 @@ impl Founded {
         file::put(path, self).context("what the cluster was founded with")
     }
 
-    /// The manager that a server runs: its own, or that of a server that is not there any more, whose managers go to those who have none, in
-    /// order.
+    /// The manager that a server runs: its own, or that of a server that is not there any more,
+    /// whose managers go to those who have none, in order.
     pub fn manager_of(&self, id: ServerId, servers: &[ServerId]) -> Option<u64> {
         let own = self.managers.iter().position(|&it| it == id);
         if let Some(place) = own {

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail};
 use cyclone_pmkv::ServerId;
 
 use super::file::{ClusterFile, ServerEntry};
-use super::operator::{self, Ask, Cluster};
+use super::operator::{self, Cluster, OperatorRequest};
 use crate::cluster::{any_first_port, free_ports, make_directory, random_key, region_directory};
-use crate::config::{RedisPort, hex};
+use crate::config::{Log, RedisPort, hex};
 use crate::resp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -68,7 +68,8 @@ impl Servers {
     /// Makes the cluster's file; the servers' messages will go to `directory`.
     ///
     /// # Errors
-    /// An unknown replication, and what else a server would refuse, before anything is made; nowhere to write to.
+    /// An unknown replication, and what else a server would refuse, before anything is made;
+    /// nowhere to write to.
     pub fn create(directory: &Path, shape: &Shape) -> Result<Servers> {
         let ports = free_ports(any_first_port()?, shape.servers as usize)?;
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
@@ -92,6 +93,7 @@ impl Servers {
             token: hex(&random_key()?[..8]),
             max_clients: 20_000,
             redis: RedisPort::default(),
+            log: Log::default(),
             servers: servers.collect(),
             founded: None,
         };
@@ -99,7 +101,7 @@ impl Servers {
         make_directory(directory)?;
         make_directory(&file.directory)?;
         let path = file.directory.join("cluster.toml");
-        std::fs::write(&path, toml::to_string(&file)?)
+        crate::durable::write_private(&path, &toml::to_string(&file)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Servers {
             file,
@@ -133,7 +135,8 @@ impl Servers {
         Ok(())
     }
 
-    /// Kills a server with SIGKILL, if it runs. It is not waited for: the system takes its memory apart for a while.
+    /// Kills a server with SIGKILL, if it runs. It is not waited for: the system takes its memory
+    /// apart for a while.
     ///
     /// # Errors
     /// When it cannot be.
@@ -177,7 +180,7 @@ impl Servers {
     /// # Errors
     /// When none answers.
     pub fn cluster(&self) -> Result<Cluster> {
-        operator::ask(&self.file, &Ask::Look, LOOK_PATIENCE)
+        operator::ask(&self.file, &OperatorRequest::Look, LOOK_PATIENCE)
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
@@ -231,7 +234,8 @@ impl Servers {
         seen.collect()
     }
 
-    /// A server's INFO, over a connection that is kept: opening one takes longer than what is measured with it.
+    /// A server's INFO, over a connection that is kept: opening one takes longer than what is
+    /// measured with it.
     fn info(&self, id: ServerId) -> Option<HashMap<String, String>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let connection = match open.entry(id) {
@@ -255,8 +259,8 @@ impl Servers {
         Ok(usize::from(self.file.shards()?))
     }
 
-    /// Waits until every shard is served, in a term after `term`. Answers when the manager was first seen to have such a term
-    /// committed, and when all shards were served.
+    /// Waits until every shard is served, in a term after `term`. Answers when the manager was
+    /// first seen to have such a term committed, and when all shards were served.
     ///
     /// # Errors
     /// When they are not in time, or a server has ended.

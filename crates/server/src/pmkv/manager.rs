@@ -1,4 +1,5 @@
-//! One configuration manager, as a thread of a server or a process of its own: carries messages, asks the store.
+//! One configuration manager, as a thread of a server or a process of its own: carries messages,
+//! asks the store.
 //= rowan §4.5
 
 use std::path::Path;
@@ -9,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use cyclone_pmkv_cm::manager::{Action, Command, Event, Founding, Manager, Notice};
 use cyclone_pmkv_cm::store::raft::{RaftOptions, RaftStore};
 use cyclone_pmkv_cm::store::{Report, Request, Store, StoreError, Ticket};
-use cyclone_pmkv_cm::{FromServer, ManagerId, Rules, ServerId};
+use cyclone_pmkv_cm::{FromServer, ManagerId, ServerId, Timing};
 
 use super::clock;
 use super::file::ClusterFile;
-use super::operator::{self, Ask, Told};
+use super::operator::{self, OperatorRequest, OperatorResponse};
 use super::post::Post;
 use super::replica::{self, Replica};
 
@@ -57,7 +58,7 @@ impl AnyStore {
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 const PATIENCE: Duration = Duration::from_secs(2);
 
-fn embedded(file: &ClusterFile, id: u64, rules: &Rules) -> Result<RaftStore> {
+fn embedded(file: &ClusterFile, id: u64, rules: &Timing) -> Result<RaftStore> {
     let options = RaftOptions {
         id,
         replicas: (1..=file.managers()).collect(),
@@ -69,7 +70,7 @@ fn embedded(file: &ClusterFile, id: u64, rules: &Rules) -> Result<RaftStore> {
     Replica::new(&file.directory, id, replica::boot_id()?, founded).open(options)
 }
 
-fn store(file: &ClusterFile, id: u64, rules: &Rules) -> Result<AnyStore> {
+fn store(file: &ClusterFile, id: u64, rules: &Timing) -> Result<AnyStore> {
     match file.store.as_str() {
         "embedded" => Ok(AnyStore::Raft(Box::new(embedded(file, id, rules)?))),
         #[cfg(feature = "etcd")]
@@ -259,30 +260,30 @@ impl Office<'_> {
         }
     }
 
-    fn asked(&mut self, bytes: &[u8]) -> Told {
-        let Ok(ask) = serde_json::from_slice::<Ask>(bytes) else {
-            return Told::Refused("not a question".into());
+    fn asked(&mut self, bytes: &[u8]) -> OperatorResponse {
+        let Ok(ask) = serde_json::from_slice::<OperatorRequest>(bytes) else {
+            return OperatorResponse::Refused("not a question".into());
         };
         if !self.manager.in_office(clock::now_us()) {
-            return Told::NotInOffice;
+            return OperatorResponse::NotInOffice;
         }
         let command = match ask {
-            Ask::Look => None,
-            Ask::Drain(server) => Some(Command::Drain(ServerId(server))),
-            Ask::Undrain(server) => Some(Command::Undrain(ServerId(server))),
-            Ask::Forget(server) => Some(Command::Forget(ServerId(server))),
-            Ask::Move { shard, target } => Some(Command::Move {
+            OperatorRequest::Look => None,
+            OperatorRequest::Drain(server) => Some(Command::Drain(ServerId(server))),
+            OperatorRequest::Undrain(server) => Some(Command::Undrain(ServerId(server))),
+            OperatorRequest::Forget(server) => Some(Command::Forget(ServerId(server))),
+            OperatorRequest::Move { shard, target } => Some(Command::Move {
                 shard,
                 target: ServerId(target),
             }),
         };
         let taken = command.map(|command| self.manager.command(command));
         match (taken, self.manager.configuration()) {
-            (Some(Err(error)), _) => Told::Refused(error.to_string()),
+            (Some(Err(error)), _) => OperatorResponse::Refused(error.to_string()),
             (_, Some((config, committed))) => {
-                Told::Cluster(operator::cluster(config, committed, self.id))
+                OperatorResponse::Cluster(operator::cluster(config, committed, self.id))
             }
-            (_, None) => Told::NotInOffice,
+            (_, None) => OperatorResponse::NotInOffice,
         }
     }
 }

@@ -1,12 +1,13 @@
-//! What a server knows of its own memory besides its content: which memory it is, and which of its copies count. A file
-//! beside it, replaced as a whole; lost together with it, or else the memory counts as lost.
+//! What a server knows of its own memory besides its content: which memory it is, and which of its
+//! copies count. A file beside it, replaced as a whole; lost together with it, or else the memory
+//! counts as lost.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
-use cyclone_pmkv::{ShardId, Void};
+use cyclone_pmkv::{DiscardedCopy, ShardId};
 use cyclone_pmkv_cm::{Configuration, ServerId};
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,7 @@ struct Written {
     copies: BTreeMap<ShardId, u64>,
     /// By shard: the number of what lies here and does not count.
     voids: BTreeMap<ShardId, usize>,
-    /// See [`Void`].
+    /// See [`DiscardedCopy`].
     marks: Vec<Mark>,
 }
 
@@ -70,10 +71,10 @@ impl OwnMemory {
     }
 
     /// What the engine is to be told when it opens the memory.
-    pub fn voids(&self) -> Vec<(ShardId, Void)> {
+    pub fn voids(&self) -> Vec<(ShardId, DiscardedCopy)> {
         let mark = |(&shard, &number): (&ShardId, &usize)| {
             let mark = self.written.marks.get(number)?;
-            let void = Void {
+            let void = DiscardedCopy {
                 before_epoch: mark.before_epoch,
                 open: Arc::new(mark.open.clone()),
             };
@@ -82,7 +83,8 @@ impl OwnMemory {
         self.written.voids.iter().filter_map(mark).collect()
     }
 
-    /// Shards whose copies here begin with this configuration: what lies here of them does not count.
+    /// Shards whose copies here begin with this configuration: what lies here of them does not
+    /// count.
     pub fn begun(&self, config: &Configuration, own: ServerId) -> BTreeMap<ShardId, u64> {
         let begun = config.numbered().filter_map(|(number, shard)| {
             let copy = shard.copies().find(|copy| copy.server == own)?;
@@ -102,9 +104,9 @@ impl OwnMemory {
         held.filter(|it| !is_wanted(it)).copied().collect()
     }
 
-    /// Writes down that these copies begin anew, and what does not count. What could not be written down is not known either:
-    /// the call can be repeated.
-    pub fn note(&mut self, begun: &BTreeMap<ShardId, u64>, void: &Void) -> Result<()> {
+    /// Writes down that these copies begin anew, and what does not count. What could not be written
+    /// down is not known either: the call can be repeated.
+    pub fn note(&mut self, begun: &BTreeMap<ShardId, u64>, void: &DiscardedCopy) -> Result<()> {
         let mut next = self.written.clone();
         next.copies.extend(begun);
         next.void(begun.keys().copied(), void);
@@ -112,7 +114,7 @@ impl OwnMemory {
     }
 
     /// Writes down that these copies are given up. The call can be repeated.
-    pub fn note_released(&mut self, shards: &[ShardId], void: &Void) -> Result<()> {
+    pub fn note_released(&mut self, shards: &[ShardId], void: &DiscardedCopy) -> Result<()> {
         let mut next = self.written.clone();
         for shard in shards {
             next.copies.remove(shard);
@@ -129,7 +131,7 @@ impl OwnMemory {
 }
 
 impl Written {
-    fn void(&mut self, shards: impl Iterator<Item = ShardId>, void: &Void) {
+    fn void(&mut self, shards: impl Iterator<Item = ShardId>, void: &DiscardedCopy) {
         self.marks.push(Mark {
             before_epoch: void.before_epoch,
             open: (*void.open).clone(),
@@ -172,7 +174,7 @@ mod tests {
         assert!(OwnMemory::read(path.clone()).expect("read").is_none());
         let mut memory = OwnMemory::new(path.clone(), 77);
         let first = memory.begin(10).expect("written");
-        let void = |before_epoch| Void {
+        let void = |before_epoch| DiscardedCopy {
             before_epoch,
             open: Arc::new(BTreeMap::from([(2, 64)])),
         };
@@ -196,15 +198,15 @@ mod tests {
         assert!(again.begin(0).expect("written") > first);
     }
 
-    /// The disk is full: what was not written down must not be believed to be, or a copy would count as begun anew whose old
-    /// content comes back at the next start.
+    /// The disk is full: what was not written down must not be believed to be, or a copy would
+    /// count as begun anew whose old content comes back at the next start.
     #[test]
     fn what_could_not_be_written_down_is_not_known() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = path(directory.path(), 3);
         let mut memory = OwnMemory::new(path.clone(), 77);
         memory.begin(10).expect("written");
-        let (begun, void) = (BTreeMap::from([(1, 5)]), Void::default());
+        let (begun, void) = (BTreeMap::from([(1, 5)]), DiscardedCopy::default());
         memory.note(&begun, &void).expect("written");
         let before = memory.written.clone();
         let in_the_way = path.with_extension("new");

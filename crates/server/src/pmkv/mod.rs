@@ -1,8 +1,8 @@
 //! `cyclone serve --engine pmkv`: one server of the log-structured store and its Redis port.
 //!
-//! Its threads: one polls Redis connections, executes requests and replicates; one is the control thread; one, the agent,
-//! renews the lease and hears of configurations; and on the first servers one is a configuration manager. The first two
-//! share no lock on the way of a request.
+//! Its threads: one polls Redis connections, executes requests and replicates; one is the control
+//! thread; one, the agent, renews the lease and hears of configurations; and on the first servers
+//! one is a configuration manager. The first two share no lock on the way of a request.
 
 mod agent;
 mod backend;
@@ -40,9 +40,12 @@ use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId};
 use cyclone_pmkv_cm as cm;
 use cyclone_pmkv_cm::holder::Event;
 
-use crate::metrics::{Desk, Sheet};
+use crate::access;
+use crate::metrics::{MetricsExchange, MetricsSnapshot};
+use crate::reload::Renewals;
+use crate::trim::Trimmer;
 use agent::{Order, Shared};
-use backend::{Behind, Listening};
+use backend::{Listening, NodeBackend};
 use file::ClusterFile;
 use files::Files;
 use memory::OwnMemory;
@@ -68,6 +71,8 @@ pub struct Arguments {
     pub replication: Option<String>,
     /// Overrides where configurations are kept.
     pub store: Option<String>,
+    /// Overrides whether the Redis port is protected.
+    pub protected_mode: Option<bool>,
 }
 
 /// A server, its Redis port, and the configuration that it follows.
@@ -76,8 +81,11 @@ struct Serving {
     node: Node,
     memory: OwnMemory,
     gateway: Gateway,
+    trimmer: Trimmer,
+    /// What was read again for it.
+    renewals: Arc<Renewals>,
     /// Where readers of figures ask.
-    desk: Option<Arc<Desk>>,
+    desk: Option<Arc<MetricsExchange>>,
     listening: Listening,
     orders: Orders,
     reports: Sender<Event>,
@@ -92,7 +100,8 @@ struct Serving {
     period_ends_us: u64,
 }
 
-/// Reads the cluster's file with what the command line replaces, and checks what can be told wrong before anything is opened.
+/// Reads the cluster's file with what the command line replaces, and checks what can be told wrong
+/// before anything is opened.
 ///
 /// # Errors
 /// The field that is wrong, and what is expected.
@@ -104,9 +113,21 @@ pub fn check(arguments: &Arguments) -> Result<ClusterFile> {
     if let Some(store) = &arguments.store {
         file.store.clone_from(store);
     }
+    if let Some(protected_mode) = arguments.protected_mode {
+        file.redis.protected_mode = protected_mode;
+    }
     file.check()?;
     let entry = file.server(arguments.id)?;
-    gateway_settings(&file, entry)?.check()?;
+    let settings = gateway_settings(&file, entry)?;
+    settings.check()?;
+    access::warn_if_open_to_others("the configuration", &arguments.config);
+    for (field, path) in file.redis.secret_files() {
+        access::warn_if_open_to_others(field, path);
+    }
+    for path in [file.sockets(), file.fabric()] {
+        access::warn_if_open_to_others("directory", &path);
+    }
+    access::warn_of_redis_port(&settings);
     Ok(file)
 }
 
@@ -115,7 +136,8 @@ fn open_memory(file: &ClusterFile, id: ServerId, keep: bool) -> Result<ShmEndpoi
     let config = ShmConfig {
         memory: if keep { Memory::Kept } else { Memory::Zeroed },
         described_by: Some(memory::path(&file.fabric(), id)),
-        // A server that is out of the configuration and in the middle of a write must not hold up its successors.
+        // A server that is out of the configuration and in the middle of a write must not hold up
+        // its successors.
         stalled: Stalled::Kill,
         max_peers: 1024,
         ..ShmConfig::new(file.memory_bytes)
@@ -157,6 +179,7 @@ impl Serving {
         registry: &mio::Registry,
         (orders, reports): (Receiver<Order>, Sender<Event>),
         shared: Arc<Shared>,
+        renewals: Arc<Renewals>,
     ) -> Result<(Serving, agent::Settings)> {
         let entry = file.server(id)?.clone();
         files::private_directory(&file.sockets())?;
@@ -221,6 +244,8 @@ impl Serving {
             node,
             memory,
             gateway,
+            trimmer: Trimmer::start().context("cannot start the thread that gives memory back")?,
+            renewals,
             desk,
             orders: Orders::new(id, orders),
             reports,
@@ -260,13 +285,16 @@ impl Serving {
     }
 
     fn step(&mut self, now_us: u64) -> Result<bool> {
-        let mut behind = Behind {
+        let mut behind = NodeBackend {
             node: &mut self.node,
             listening: &self.listening,
             holds_lease: self.shared.holds_lease(),
         };
+        self.renewals.apply(&mut self.gateway);
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
         crate::serve::tell_of_evictions(&mut self.gateway);
+        let held = self.gateway.held();
+        self.trimmer.note(held.input_bytes + held.output_bytes);
         // Twice: what is sent by the first is often done by the second.
         busy |= self.node.step(now_us);
         busy |= self.node.step(now_us);
@@ -282,7 +310,7 @@ impl Serving {
                 self.gateway
                     .complete(ticket, backend::outcome(answer, holds_lease));
             }
-            let behind = Behind {
+            let behind = NodeBackend {
                 node: &mut self.node,
                 listening: &self.listening,
                 holds_lease,
@@ -292,7 +320,7 @@ impl Serving {
         self.follow(now_us)?;
         self.report(now_us);
         if let Some(desk) = self.desk.as_ref().filter(|desk| desk.is_asked()) {
-            let mut sheet = Sheet::default();
+            let mut sheet = MetricsSnapshot::default();
             let holds_lease = self.shared.holds_lease();
             figures::of_node(&mut sheet, &mut self.node, &self.listening, holds_lease);
             crate::metrics::figures::of_gateway(&mut sheet, &self.gateway);
@@ -318,7 +346,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
+    /// Nobody but the configuration's members reaches this memory from here on, and nothing is
+    /// served.
     fn adopt(&mut self, config: &Arc<cm::Configuration>) -> Result<(), Trouble> {
         let started = Instant::now();
         self.check_shards(config).map_err(Trouble::Lasting)?;
@@ -345,7 +374,8 @@ impl Serving {
         Ok(())
     }
 
-    /// The cluster may have been founded with another number, by a version that did not write it down.
+    /// The cluster may have been founded with another number, by a version that did not write it
+    /// down.
     fn check_shards(&self, config: &cm::Configuration) -> Result<()> {
         let (there, here) = (config.shards.len(), self.node.store().shards());
         ensure!(
@@ -362,7 +392,8 @@ impl Serving {
             return Ok(());
         }
         self.node.serve_anew(serve);
-        // Whatever is here and is not wanted here: an earlier process may have held it, while others took it over.
+        // Whatever is here and is not wanted here: an earlier process may have held it, while
+        // others took it over.
         let own = cm::ServerId(u64::from(self.id));
         let release = self.memory.given_up(config, own);
         if !release.is_empty() {
@@ -466,6 +497,7 @@ fn gateway_settings(file: &ClusterFile, entry: &file::ServerEntry) -> Result<Gat
     let mut settings = GatewayConfig::new(entry.redis);
     settings.users = file.redis.users()?;
     settings.tls = file.redis.tls()?;
+    settings.protected_mode = file.redis.protected_mode;
     settings.max_clients = file.max_clients;
     Ok(settings)
 }
@@ -478,11 +510,6 @@ fn gateway(
 ) -> Result<Gateway> {
     let mut settings = gateway_settings(file, entry)?;
     crate::serve::warn_of_few_files(&settings, "max_clients");
-    let is_open = settings.tls.is_none() && !entry.redis.ip().is_loopback();
-    if is_open && !settings.users.is_empty() {
-        let listen = entry.redis;
-        tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
-    }
     settings.max_key_bytes = config.worker.max_key_bytes;
     settings.max_value_bytes = config.worker.max_value_bytes;
     settings.node_id = format!("{:040x}", u64::from(entry.id) + 1);
@@ -495,12 +522,12 @@ fn gateway(
 }
 
 /// Where figures are served, if they are.
-fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<Desk>>> {
+fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<MetricsExchange>>> {
     let Some(listen) = entry.metrics else {
         return Ok(None);
     };
     // The loop looks every millisecond by itself.
-    let desk = Arc::new(Desk::waking(|| {}));
+    let desk = Arc::new(MetricsExchange::waking(|| {}));
     let address = crate::metrics::serve(listen, Arc::clone(&desk))
         .with_context(|| format!("cannot serve metrics at {listen}"))?;
     tracing::info!(%address, "metrics");

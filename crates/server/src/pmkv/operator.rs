@@ -14,7 +14,7 @@ use super::post::Post;
 /// A question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Ask {
+pub(super) enum OperatorRequest {
     /// How things stand.
     Look,
     /// Move everything away from a server.
@@ -30,7 +30,7 @@ pub(super) enum Ask {
 /// The answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum OperatorResponse {
     /// Another manager is.
     NotInOffice,
     /// Nothing was done.
@@ -151,7 +151,7 @@ pub(super) fn cluster(config: &Configuration, committed: u64, manager: u64) -> C
     }
 }
 
-pub(super) fn encode(told: &Told) -> Vec<u8> {
+pub(super) fn encode(told: &OperatorResponse) -> Vec<u8> {
     // Plain structs of numbers and text: nothing in them fails to become JSON.
     serde_json::to_vec(told).unwrap_or_default()
 }
@@ -160,7 +160,11 @@ pub(super) fn encode(told: &Told) -> Vec<u8> {
 ///
 /// # Errors
 /// None is within the time given, or it refuses.
-pub(super) fn ask(file: &ClusterFile, question: &Ask, patience: Duration) -> Result<Cluster> {
+pub(super) fn ask(
+    file: &ClusterFile,
+    question: &OperatorRequest,
+    patience: Duration,
+) -> Result<Cluster> {
     let mut bytes = vec![OPERATOR];
     bytes.extend_from_slice(&serde_json::to_vec(question)?);
     let number = super::clock::now_us();
@@ -180,9 +184,9 @@ pub(super) fn ask(file: &ClusterFile, question: &Ask, patience: Duration) -> Res
                 continue;
             };
             match serde_json::from_slice(&bytes) {
-                Ok(Told::Cluster(cluster)) => return Ok(cluster),
-                Ok(Told::Refused(why)) => bail!("refused: {why}"),
-                Ok(Told::NotInOffice) | Err(_) => {}
+                Ok(OperatorResponse::Cluster(cluster)) => return Ok(cluster),
+                Ok(OperatorResponse::Refused(why)) => bail!("refused: {why}"),
+                Ok(OperatorResponse::NotInOffice) | Err(_) => {}
             }
         }
     }

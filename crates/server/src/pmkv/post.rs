@@ -1,5 +1,6 @@
-//! Messages between the servers, managers and tools of a cluster on one machine: datagrams of Unix sockets in the
-//! cluster's directory, whose permissions say who may speak. What does not find room is lost, as every sender expects.
+//! Messages between the servers, managers and tools of a cluster on one machine: datagrams of Unix
+//! sockets in the cluster's directory, whose permissions say who may speak. What does not find room
+//! is lost, as every sender expects.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,10 +19,12 @@ const MAX_PIECES: usize = 64;
 /// Senders whose messages are put together at once.
 const MAX_SENDERS: usize = 256;
 
-/// How long a sender waits, for a whole message, until those who receive it have made room. Leases depend on threads that send.
+/// How long a sender waits, for a whole message, until those who receive it have made room. Leases
+/// depend on threads that send.
 const ROOM_PATIENCE: Duration = Duration::from_millis(5);
 
-/// The kernel says that there is room where it is the receiver who has none: it is tried again after a while.
+/// The kernel says that there is room where it is the receiver who has none: it is tried again
+/// after a while.
 const ROOM_LOOK: Duration = Duration::from_micros(100);
 
 /// A message in the making.
@@ -115,7 +118,8 @@ impl Post {
         }
     }
 
-    /// Waits until more pieces may be sent: this socket's own are limited, and so are those that wait at the receiver.
+    /// Waits until more pieces may be sent: this socket's own are limited, and so are those that
+    /// wait at the receiver.
     fn wait_for_room(&self, left: Duration) {
         let begun = Instant::now();
         self.poll(PollFlags::OUT, left);
@@ -124,7 +128,8 @@ impl Post {
         }
     }
 
-    /// The next message and who sent it; waits for at most `timeout`. `None`: nothing whole has come.
+    /// The next message and who sent it; waits for at most `timeout`. `None`: nothing whole has
+    /// come.
     pub fn receive(&mut self, timeout: Duration) -> Option<(PathBuf, Vec<u8>)> {
         if !timeout.is_zero() {
             self.wait(timeout);
@@ -135,7 +140,8 @@ impl Post {
         Some((from, message))
     }
 
-    /// Waits until something has come. The socket's own timeout counts in the system's ticks, which are longer than what is waited for here.
+    /// Waits until something has come. The socket's own timeout counts in the system's ticks, which
+    /// are longer than what is waited for here.
     fn wait(&self, timeout: Duration) {
         self.poll(PollFlags::IN, timeout);
     }
@@ -270,7 +276,8 @@ mod tests {
         inbox.parts.values().map(|it| it.bytes.capacity()).sum()
     }
 
-    /// Datagrams of several senders, between each other's, some lost or twice: what comes out was sent, whole.
+    /// Datagrams of several senders, between each other's, some lost or twice: what comes out was
+    /// sent, whole.
     #[test]
     fn what_is_put_together_was_sent() {
         for seed in 0..40 {
@@ -306,7 +313,8 @@ mod tests {
         }
     }
 
-    /// Datagrams with flipped bits, cut off, and of any bytes: no harm, and no more is held than came.
+    /// Datagrams with flipped bits, cut off, and of any bytes: no harm, and no more is held than
+    /// came.
     #[test]
     fn datagrams_of_any_bytes_do_no_harm() {
         for seed in 0..300 {

@@ -1,5 +1,6 @@
-//! The memory of a manager's replica of the embedded store: made once as a whole, and believed afterwards only if it
-//! cannot have lost anything. A replica without its memory must not vote again (docs/adr/0030-engine-under-the-manager.md).
+//! The memory of a manager's replica of the embedded store: made once as a whole, and believed
+//! afterwards only if it cannot have lost anything. A replica without its memory must not vote
+//! again (docs/adr/0030-configuration-manager-in-servers.md).
 //!
 //! ```text
 //!   manager-N.region.new   in the making: what is in it has never voted
@@ -116,7 +117,8 @@ impl Replica {
         }
         let area = region.take(0, MIN_AREA_BYTES)?;
         match RaftStore::open(area, options.clone()) {
-            // Made by a version that did not write the note, and that was killed in the middle of it.
+            // Made by a version that did not write the note, and that was killed in the middle of
+            // it.
             Err(RaftStoreError::NoState) if note.is_none() && !self.founded => {
                 tracing::warn!(%path, "was never finished: made anew");
                 self.make_again(region, options)
@@ -139,7 +141,8 @@ impl Replica {
         self.make(options)
     }
 
-    /// Under another name until it is whole, so that a region of the right name is never half of one.
+    /// Under another name until it is whole, so that a region of the right name is never half of
+    /// one.
     fn make(&self, options: RaftOptions) -> Result<RaftStore> {
         remove(&self.new)?;
         let region = map(&self.new)?;
@@ -200,7 +203,8 @@ mod tests {
         open(there.path(), BOOT, false).expect("made");
     }
 
-    /// The process is killed after the file was made and before the state is whole; the others found the cluster.
+    /// The process is killed after the file was made and before the state is whole; the others
+    /// found the cluster.
     #[test]
     fn a_replica_that_was_never_finished_is_made_anew() {
         for founded in [false, true] {

@@ -42,6 +42,7 @@ impl Place {
             id: 0,
             replication: None,
             store: None,
+            protected_mode: None,
         }
     }
 
@@ -75,7 +76,14 @@ impl Life {
         let poll = mio::Poll::new().expect("epoll");
         let ((order, orders), (report, reports)) = (channel(), channel());
         let ends = (orders, report);
-        let opened = Serving::open(&file, 0, poll.registry(), ends, Arc::default());
+        let opened = Serving::open(
+            &file,
+            0,
+            poll.registry(),
+            ends,
+            Arc::default(),
+            Arc::default(),
+        );
         Life {
             serving: opened.expect("a server").0,
             peer: file.peer(0).expect("an address"),
@@ -86,7 +94,8 @@ impl Life {
         }
     }
 
-    /// The shards that this server has since term 1; the others are another server's, which is down.
+    /// The shards that this server has since term 1; the others are another server's, which is
+    /// down.
     fn config(&self, term: u64, here: &[ShardId]) -> cm::Configuration {
         let member = |id, standing| Member {
             id,
@@ -164,8 +173,8 @@ impl Life {
     }
 }
 
-/// A server dies; its shard 1 is made anew elsewhere; it comes back over its old memory. What it no longer holds must go, or
-/// every crash leaves a copy behind that nobody ever frees.
+/// A server dies; its shard 1 is made anew elsewhere; it comes back over its old memory. What it no
+/// longer holds must go, or every crash leaves a copy behind that nobody ever frees.
 #[test]
 fn what_is_held_elsewhere_by_now_goes_when_a_server_comes_back() {
     let place = Place::new();
@@ -190,19 +199,24 @@ fn what_is_held_elsewhere_by_now_goes_when_a_server_comes_back() {
     assert_eq!(life.objects(1), 0, "it stays away");
 }
 
-/// The control thread panics: a server that kept its lease would go on until its segments are used up, and then answer
-/// nothing.
+/// The control thread panics: a server that kept its lease would go on until its segments are used
+/// up, and then answer nothing.
 #[test]
 fn a_panic_of_the_control_thread_ends_the_server() {
     let place = Place::new();
     let (stop, mut turns) = (AtomicBool::new(false), 0);
     let outcome = std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            threads::run_turning(&place.arguments(), &stop, |control, now_us| {
-                turns += 1;
-                assert_ne!(turns, 100, "a mistake in a step");
-                control.turn(now_us, Duration::from_micros(500));
-            })
+            threads::run_turning(
+                &place.arguments(),
+                &stop,
+                Arc::default(),
+                |control, now_us| {
+                    turns += 1;
+                    assert_ne!(turns, 100, "a mistake in a step");
+                    control.turn(now_us, Duration::from_micros(500));
+                },
+            )
         });
         let until = Instant::now() + Duration::from_secs(30);
         while !server.is_finished() && Instant::now() < until {

@@ -11,13 +11,14 @@ use cyclone_pmkv::SharedControl;
 
 use super::agent::Shared;
 use super::{Arguments, Serving, agent, check, checkpoint, manager};
+use crate::reload::Renewals;
 
 /// How long the control thread sleeps at most while it has nothing to do.
 const CONTROL_WAIT: Duration = Duration::from_micros(500);
 
 /// Runs a server until `stop`.
-pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
-    run_turning(arguments, stop, |control, now_us| {
+pub fn run(arguments: &Arguments, stop: &AtomicBool, renewals: Arc<Renewals>) -> Result<()> {
+    run_turning(arguments, stop, renewals, |control, now_us| {
         control.turn(now_us, CONTROL_WAIT);
     })
 }
@@ -26,6 +27,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
 pub(super) fn run_turning(
     arguments: &Arguments,
     stop: &AtomicBool,
+    renewals: Arc<Renewals>,
     turn: impl FnMut(&SharedControl, u64) + Send,
 ) -> Result<()> {
     let file = check(arguments)?;
@@ -39,6 +41,7 @@ pub(super) fn run_turning(
         poll.registry(),
         (orders, report),
         Arc::clone(&shared),
+        renewals,
     )?;
     shared.beat();
     shared.beat_control();
@@ -81,7 +84,11 @@ pub(super) fn run_turning(
             thread.map(|it| it.join().unwrap_or_else(panicked))
         });
         // A thread's error is why the loop ended.
-        outcomes.fold(Ok(()), Result::and).and(outcome)
+        let outcome = outcomes.fold(Ok(()), Result::and).and(outcome);
+        if outcome.is_ok() {
+            tracing::info!("this server has ended in order");
+        }
+        outcome
     })
 }
 

@@ -19,7 +19,8 @@ fn server(member: &cm::Member) -> Result<Server> {
     })
 }
 
-/// Members that have failed are not among the servers; a shard that only they hold keeps its primary, which is nobody.
+/// Members that have failed are not among the servers; a shard that only they hold keeps its
+/// primary, which is nobody.
 pub(super) fn configuration(config: &cm::Configuration) -> Result<Configuration> {
     let term = u32::try_from(config.term).context("more terms than 32 bits count")?;
     let servers = config.up().map(server).collect::<Result<_>>()?;

@@ -1,4 +1,5 @@
-//! What can be said against a configuration before anything is opened or made: the same for `serve` and `serve --check`.
+//! What can be said against a configuration before anything is opened or made: the same for `serve`
+//! and `serve --check`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -9,6 +10,7 @@ use cyclone_gateway::GatewayConfig;
 use cyclone_replica::{Config, Engine, Transport};
 
 use super::{Beginning, cpus, node_name};
+use crate::access;
 use crate::config::File;
 
 /// A configuration that nothing can be said against.
@@ -59,20 +61,48 @@ pub fn check(file: &File, beginning: Beginning) -> Result<Checked> {
     if let Some(cpu) = config.pin_cpu {
         pin_for_a_moment(cpu)?;
     }
+    warn_of_access(file, listen.map(|_| &settings));
     Ok(Checked {
         config,
         redis: listen.map(|_| settings),
     })
 }
 
+/// Warns of what others have access to.
+fn warn_of_access(file: &File, redis: Option<&GatewayConfig>) {
+    for (field, path) in file.redis.secret_files() {
+        access::warn_if_open_to_others(field, path);
+    }
+    let node = &file.node;
+    let places = [
+        ("node.nvm", Some(&node.nvm)),
+        ("node.data", Some(&node.data)),
+        ("node.flash", node.flash.as_ref()),
+        ("node.archive", node.archive.as_ref()),
+    ];
+    for (field, path) in places {
+        if let Some(path) = path.cloned() {
+            ask_disk(move || access::warn_if_open_to_others(field, &path));
+        }
+    }
+    if let Some(settings) = redis {
+        access::warn_of_redis_port(settings);
+    }
+}
+
 /// How long a check waits for a disk that does not answer. Whoever needs it will say so.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
-fn check_directory(field: &str, path: &Path) -> Result<()> {
+/// What a question about a file is answered; `None` if the disk does not answer in time.
+fn ask_disk<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(question()));
+    told.recv_timeout(ANSWERS_WITHIN).ok()
+}
+
+fn check_directory(field: &str, path: &Path) -> Result<()> {
     let asked = path.to_path_buf();
-    std::thread::spawn(move || tell.send(asked.exists() && !asked.is_dir()));
-    if told.recv_timeout(ANSWERS_WITHIN) == Ok(true) {
+    if ask_disk(move || asked.exists() && !asked.is_dir()) == Some(true) {
         bail!(
             "{field} = {} is a file: expected a directory",
             path.display()
@@ -97,6 +127,7 @@ fn settings(file: &File, config: &Config, listen: SocketAddr) -> Result<GatewayC
         .collect();
     settings.users = file.redis.users()?;
     settings.tls = file.redis.tls()?;
+    settings.protected_mode = file.redis.protected_mode;
     settings.max_clients = file.limits.max_clients;
     settings.read_mode = file.reads.mode()?;
     settings.max_key_bytes = config.max_key_bytes;

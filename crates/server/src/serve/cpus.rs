@@ -10,7 +10,8 @@ pub(super) fn allowed_cpus() -> Result<Vec<usize>> {
     Ok(all.filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-/// A CPU for each of so many threads: those behind this one in turn, from the first again where there are fewer.
+/// A CPU for each of so many threads: those behind this one in turn, from the first again where
+/// there are fewer.
 pub(super) fn cpus_behind(home: usize, allowed: &[usize], threads: usize) -> Vec<usize> {
     let behind = allowed.iter().filter(|cpu| **cpu > home);
     let before = allowed.iter().filter(|cpu| **cpu < home);

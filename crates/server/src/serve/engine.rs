@@ -1,5 +1,5 @@
-//! Which engine a data directory was made with. Each keeps its own files there: another one would find nothing, and begin with a
-//! store behind its log.
+//! Which engine a data directory was made with. Each keeps its own files there: another one would
+//! find nothing, and begin with a store behind its log.
 
 use std::fs;
 use std::io;
@@ -16,22 +16,35 @@ fn marker(data: &Path) -> PathBuf {
     data.join("ENGINE")
 }
 
-/// Whether a node may start with this engine. A directory that does not say, as those of older programs, may have any.
+/// The engine that a directory was made with; `None` where the directory does not say, as those of
+/// older programs.
 ///
 /// # Errors
-/// It was made with another one, or says what is not understood.
-pub(crate) fn check(data: &Path, engine: Engine) -> Result<()> {
+/// A marker that cannot be read, or that is not understood.
+pub(crate) fn made_with(data: &Path) -> Result<Option<Engine>> {
     let path = marker(data);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
     };
     let made = text
         .strip_prefix(HEADING)
         .and_then(|name| parse_engine(name.trim_end()).ok());
-    let Some(made) = made else {
-        bail!("{} is damaged, or of a newer program", path.display());
+    match made {
+        None => bail!("{} is damaged, or of a newer program", path.display()),
+        made => Ok(made),
+    }
+}
+
+/// Whether a node may start with this engine. A directory that does not say, as those of older
+/// programs, may have any.
+///
+/// # Errors
+/// It was made with another one, or says what is not understood.
+pub(crate) fn check(data: &Path, engine: Engine) -> Result<()> {
+    let Some(made) = made_with(data)? else {
+        return Ok(());
     };
     if made != engine {
         bail!(
@@ -45,7 +58,8 @@ pub(crate) fn check(data: &Path, engine: Engine) -> Result<()> {
     Ok(())
 }
 
-/// Notes the engine of a directory that does not say. Where that cannot be written, only this check is lost.
+/// Notes the engine of a directory that does not say. Where that cannot be written, only this check
+/// is lost.
 pub(crate) fn note(data: &Path, engine: Engine) {
     let path = marker(data);
     if path.exists() {

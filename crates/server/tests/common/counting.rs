@@ -1,4 +1,5 @@
-//! A client that counts on a cluster of the test's own machines, and what its count must say afterwards.
+//! A client that counts on a cluster of the test's own machines, and what its count must say
+//! afterwards.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -9,7 +10,8 @@ use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
 use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT, RunAs};
 
-/// Four machines: three nodes' and the client's. `None`, with the reason printed, where that is not allowed.
+/// Four machines: three nodes' and the client's. `None`, with the reason printed, where that is not
+/// allowed.
 pub fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
     if !Lab::allowed() {
         println!("skipped: network namespaces need root");
@@ -99,8 +101,8 @@ pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a driver: just so many, or over
-/// DPDK so many `at_most`.
+/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a
+/// driver: just so many, or over DPDK so many `at_most`.
 pub fn no_frame_is_lost(lab: &Lab, node: usize, at_most: bool) {
     let until = Instant::now() + Duration::from_secs(20);
     loop {

@@ -1,4 +1,5 @@
-//! Clusters of real processes whose configurations are edited before they start, and the program run beside them.
+//! Clusters of real processes whose configurations are edited before they start, and the program
+//! run beside them.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod guards;
@@ -88,7 +89,8 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of letters")
 }
 
-/// Sees a command through: on a machine that others use as well a leader may be busy for a moment, and says that nothing was done.
+/// Sees a command through: on a machine that others use as well a leader may be busy for a moment,
+/// and says that nothing was done.
 #[track_caller]
 pub fn ask<T: redis::FromRedisValue>(
     connection: &mut redis::Connection,

@@ -1,4 +1,5 @@
-//! A key's operations made ready for the search: what each does, as far as it can be told beforehand.
+//! A key's operations made ready for the search: what each does, as far as it can be told
+//! beforehand.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -160,7 +161,8 @@ impl<'a> States<'a> {
         }
     }
 
-    /// Makes an operation ready. An answer that its operation never gives is left to the model, which never agrees.
+    /// Makes an operation ready. An answer that its operation never gives is left to the model,
+    /// which never agrees.
     pub(super) fn item<'o>(
         &mut self,
         op: &'o Op,
@@ -244,7 +246,8 @@ pub(super) struct Ranks {
     appends: bool,
 }
 
-/// Rank of an absent key; a number or a length n has rank 1 + n, and what such a key never holds has rank 0.
+/// Rank of an absent key; a number or a length n has rank 1 + n, and what such a key never holds
+/// has rank 0.
 const RANK_ABSENT: i128 = 1;
 
 impl Ranks {

@@ -3,7 +3,8 @@
 use super::item::Item;
 use std::hash::Hasher;
 
-/// Calls and returns in time order; call of item i is entry 2i, its return 2i + 1, the anchor comes last.
+/// Calls and returns in time order; call of item i is entry 2i, its return 2i + 1, the anchor comes
+/// last.
 pub(super) struct List {
     pub(super) next: Vec<usize>,
     previous: Vec<usize>,
@@ -13,7 +14,8 @@ impl List {
     pub(super) fn new(items: &[Item<'_>]) -> Self {
         let anchor = 2 * items.len();
         let mut entries: Vec<usize> = (0..anchor).collect();
-        // At the same time, calls come before returns: then the operations overlap, which is the lenient reading.
+        // At the same time, calls come before returns: then the operations overlap, which is the
+        // lenient reading.
         entries.sort_by_key(|&entry| {
             let item = &items[entry / 2];
             (

@@ -1,32 +1,38 @@
 //! The search for one key: depth first over the operations that may come next, with undo.
 //!
 //! Answered operations sit in a linked list of calls and returns in time order (Lowe, "Testing for
-//! linearizability", 2017). Every call before the first return may come next; placing an operation takes both its
-//! entries out. The search succeeds when the list is empty.
+//! linearizability", 2017). Every call before the first return may come next; placing an operation
+//! takes both its entries out. The search succeeds when the list is empty.
 //!
 //! Reductions, each with the reason why it loses no solution:
-//! - **Reads at once.** An answered operation that changes nothing and agrees with the state is placed without
-//!   branching: in any solution it can be moved here, since it disturbs nothing and only loosens the real-time order.
-//! - **Dead ends.** A state that an unplaced operation still has to see is not left when nothing can bring it back.
-//! - **Finished blocks.** On a key with only reads and blind writes, a write whose value no unplaced read has to see
-//!   any more is final: in any solution, the write and its reads can be moved here together.
-//! - **Twins.** Of answered operations with the same effect and answer, the one with the earliest return goes first:
-//!   in any solution that uses another, the two can change places.
-//! - **Plain writes.** Where values are only compared for equality, a value that no unplaced answer shows is as good
-//!   as any other. So of writes whose readers (if any) can all follow at once, and which nothing else can serve, the
-//!   one whose block has the earliest return goes first: again the two blocks can change places.
-//! - **Ranks.** On a key that only grows (increments, or appends), answers tell the size of the state they saw, and
-//!   the state never grows past what an unplaced operation has seen.
-//! - **Unknown operations by class.** They have no deadline, so among equal ones the earliest invoked goes first: if
-//!   a solution uses a later one instead, the two can change places. They are tried last, never when they change
-//!   nothing, and not directly before a blind write, where leaving them out gives a smaller solution.
-//! - **Unseen values.** Where values are only compared for equality, all values that no answer shows are one state.
-//! - **One growing string.** On a key with only appends, every state is a prefix of the longest value read, or
-//!   longer than it.
+//! - **Reads at once.** An answered operation that changes nothing and agrees with the state is
+//!   placed without branching: in any solution it can be moved here, since it disturbs nothing and
+//!   only loosens the real-time order.
+//! - **Dead ends.** A state that an unplaced operation still has to see is not left when nothing
+//!   can bring it back.
+//! - **Finished blocks.** On a key with only reads and blind writes, a write whose value no
+//!   unplaced read has to see any more is final: in any solution, the write and its reads can be
+//!   moved here together.
+//! - **Twins.** Of answered operations with the same effect and answer, the one with the earliest
+//!   return goes first: in any solution that uses another, the two can change places.
+//! - **Plain writes.** Where values are only compared for equality, a value that no unplaced answer
+//!   shows is as good as any other. So of writes whose readers (if any) can all follow at once, and
+//!   which nothing else can serve, the one whose block has the earliest return goes first: again
+//!   the two blocks can change places.
+//! - **Ranks.** On a key that only grows (increments, or appends), answers tell the size of the
+//!   state they saw, and the state never grows past what an unplaced operation has seen.
+//! - **Unknown operations by class.** They have no deadline, so among equal ones the earliest
+//!   invoked goes first: if a solution uses a later one instead, the two can change places. They
+//!   are tried last, never when they change nothing, and not directly before a blind write, where
+//!   leaving them out gives a smaller solution.
+//! - **Unseen values.** Where values are only compared for equality, all values that no answer
+//!   shows are one state.
+//! - **One growing string.** On a key with only appends, every state is a prefix of the longest
+//!   value read, or longer than it.
 //!
-//! Sets of placed operations are remembered by a 128-bit Zobrist hash (xor of one fixed pseudo-random word per
-//! operation), so a step costs the same for any number of operations. Two sets out of ten million share a hash with
-//! probability 2^-80.
+//! Sets of placed operations are remembered by a 128-bit Zobrist hash (xor of one fixed
+//! pseudo-random word per operation), so a step costs the same for any number of operations. Two
+//! sets out of ten million share a hash with probability 2^-80.
 
 use std::collections::HashSet;
 use std::hash::BuildHasherDefault;
@@ -272,7 +278,8 @@ impl<'a> Search<'a> {
         matches!(next, Some(Move::Answered(index)) if self.items[index].plain)
     }
 
-    /// Places every answered operation that changes nothing, may come next, and agrees with the state.
+    /// Places every answered operation that changes nothing, may come next, and agrees with the
+    /// state.
     fn place_reads(&mut self) -> bool {
         let mut any = false;
         let mut at = self.list.first();
@@ -374,7 +381,8 @@ impl<'a> Search<'a> {
         moves
     }
 
-    /// Whether going from the current state to `to` leaves a state that is still needed and cannot come back.
+    /// Whether going from the current state to `to` leaves a state that is still needed and cannot
+    /// come back.
     fn dead_end(&self, item: &Item<'_>, to: State) -> bool {
         if to == self.state {
             return false;

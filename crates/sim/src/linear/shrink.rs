@@ -1,7 +1,9 @@
-//! Makes a violation readable: the shortest failing prefix, then as few definite operations as possible.
+//! Makes a violation readable: the shortest failing prefix, then as few definite operations as
+//! possible.
 //!
-//! Both reductions only weaken the history, so what is left is a violation of the original: a prefix of a
-//! linearizable history is linearizable, and so is one in which a read is forgotten or a write's answer is.
+//! Both reductions only weaken the history, so what is left is a violation of the original: a
+//! prefix of a linearizable history is linearizable, and so is one in which a read is forgotten or
+//! a write's answer is.
 
 use super::Violation;
 use super::search::{Verdict, decide};
@@ -96,8 +98,8 @@ fn shortest_prefix(operations: &[&Operation], budget: &mut Budget) -> Vec<Operat
     up_to(operations, returns.get(high).copied().unwrap_or(last))
 }
 
-/// Forgets reads and answers of writes, in ever smaller chunks, as long as the rest still fails. Answers the
-/// operations that had to stay, and those whose answers were forgotten or unknown.
+/// Forgets reads and answers of writes, in ever smaller chunks, as long as the rest still fails.
+/// Answers the operations that had to stay, and those whose answers were forgotten or unknown.
 fn weaken(window: Vec<Operation>, budget: &mut Budget) -> (Vec<Operation>, Vec<Operation>) {
     let (mut unknown, mut definite): (Vec<_>, Vec<_>) = window
         .into_iter()

@@ -3,7 +3,7 @@
 use std::fs;
 
 use cyclone_replica::FlashConfig;
-use cyclone_wal::flash::DeviceError;
+use cyclone_wal::flash::{DeviceError, SimDisk};
 
 use super::Machine;
 use crate::plan::Kind;
@@ -31,7 +31,8 @@ impl Machine {
         }
     }
 
-    /// One of the next writes to the flash is lost, or lands where another page was. It says that it is done.
+    /// One of the next writes to the flash is lost, or lands where another page was. It says that
+    /// it is done.
     pub fn misplace_flash_write(&mut self) {
         let area = self.random.pick(&self.flash);
         let (written, write) = (area.written(), area.writes() + self.random.below(8));
@@ -44,9 +45,9 @@ impl Machine {
         self.damaged = true;
     }
 
-    /// A page of the flash rots or becomes unreadable, but none that was written last: that one would look as if its
-    /// write had been cut short, and as the only durable level flash is believed not to do that. Answers whether there
-    /// was a page.
+    /// A page of the flash rots or becomes unreadable, but none that was written last: that one
+    /// would look as if its write had been cut short, and as the only durable level flash is
+    /// believed not to do that. Answers whether there was a page.
     pub fn rot_flash(&mut self) -> bool {
         if self.flash.is_empty() {
             return false;
@@ -93,6 +94,14 @@ impl Machine {
         std::mem::replace(&mut self.config.flash, flash)
     }
 
+    /// The flash is replaced by another one, which holds nothing.
+    pub(crate) fn lose_flash(&mut self) {
+        for (area, log) in self.flash.iter_mut().zip(0u64..) {
+            *area = SimDisk::new(FlashConfig::MIN_BYTES, self.random.draw() ^ log);
+            area.faults(|faults| faults.torn_pages = true);
+        }
+    }
+
     /// The log region is gone.
     pub fn lose_region(&mut self) {
         self.region = None;
@@ -103,6 +112,7 @@ impl Machine {
     pub fn lose_data(&mut self) {
         self.disk.lose();
         self.identity = None;
+        self.standing.lose();
         let _ = fs::remove_dir_all(&self.directory);
         self.damaged = true;
     }

@@ -62,6 +62,10 @@ kinds! {
     OldFormat = "old-format",
     /// The store's disk refuses a write.
     StoreError = "store-error",
+    /// The stores' disks of some replicas, the leader's mostly, are full for a while.
+    StoreFull = "store-full",
+    /// Some keys of a store do not read back, until an operator puts a sound copy in its place.
+    StoreDamage = "store-damage",
     /// The store would make the event loop wait.
     StoreStall = "store-stall",
     /// Flushes, checkpoints and stalled writes take up to seconds.
@@ -104,12 +108,22 @@ kinds! {
     Gangs = "gangs",
     /// Keys that expire.
     Expiry = "expiry",
+    /// Commands that ask much of whoever applies them, some of them too much.
+    Amplify = "amplify",
     /// Each log is moved by a loop of its own.
     OwnLoops = "own-loops",
     /// Nobody asks for anything for a while, so that replicas rest.
     Lull = "lull",
     /// An operator adds, promotes, replaces and removes replicas.
     Members = "members",
+    /// One machine's wall clock is a day ahead or behind.
+    Wall = "wall",
+    /// The cluster is founded by its replicas when they start.
+    Founding = "founding",
+    /// A machine comes back with empty storage, and is started as a new one.
+    Emptied = "emptied-storage",
+    /// A machine comes back with an older copy of its storage.
+    OlderStorage = "older-storage",
 }
 
 impl fmt::Display for Kind {
@@ -132,9 +146,9 @@ impl FromStr for Kind {
 
 /// How often each fault struck.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Struck(Vec<u64>);
+pub struct FaultCounts(Vec<u64>);
 
-impl Struck {
+impl FaultCounts {
     /// Counts one.
     pub fn note(&mut self, kind: Kind) {
         self.add(kind, 1);
@@ -147,7 +161,7 @@ impl Struck {
     }
 
     /// Adds another run's.
-    pub fn merge(&mut self, other: &Struck) {
+    pub fn merge(&mut self, other: &FaultCounts) {
         for (kind, count) in other.iter() {
             self.add(kind, count);
         }

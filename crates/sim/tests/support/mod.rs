@@ -1,4 +1,5 @@
-//! Makes histories: a random source, a simulated store with overlapping clients, and a checker that tries everything.
+//! Makes histories: a random source, a simulated store with overlapping clients, and a checker that
+//! tries everything.
 #![allow(dead_code)] // Each test file uses its part.
 
 use cyclone_sim::history::{After, History, Op, Operation, Outcome};
@@ -91,8 +92,9 @@ pub struct Plan {
     pub mix: Option<Mix>,
 }
 
-/// Runs a store one operation at a time, each at a random moment between its invocation and its return, so that the
-/// history is linearizable by construction. The clients overlap as `clients` concurrent ones do.
+/// Runs a store one operation at a time, each at a random moment between its invocation and its
+/// return, so that the history is linearizable by construction. The clients overlap as `clients`
+/// concurrent ones do.
 pub fn simulate(seed: u64, plan: Plan) -> History {
     let random = &mut Random::new(seed);
     // (moment of effect, client, key, op, invoke, outcome kind)

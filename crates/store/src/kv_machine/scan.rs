@@ -16,10 +16,10 @@ impl<K: Kv> KvMachine<K> {
 
     /// The time at which a key of this slot is read, for an asker whose clock says `now_ms`.
     //= cyclone §5
-    pub(super) fn at(&self, slot: u16, now_ms: u64) -> At {
+    pub(super) fn at(&self, slot: u16, now_ms: u64) -> QueryTime {
         let clock = self.clocks.get(self.log_of(slot));
         let clock_ms = clock.map_or(0, |clock| clock.load(Ordering::Acquire));
-        At::asked(clock_ms, now_ms)
+        QueryTime::for_asker_clock(clock_ms, now_ms)
     }
 
     /// A walk over all keys: the clocks before the values, and once.
@@ -32,15 +32,15 @@ impl<K: Kv> KvMachine<K> {
         let clocks: Vec<u64> = self.clocks().collect();
         let at = |slot: u16| {
             let clock_ms = clocks.get(self.log_of(slot)).copied();
-            At::asked(clock_ms.unwrap_or(0), now_ms)
+            QueryTime::for_asker_clock(clock_ms.unwrap_or(0), now_ms)
         };
         if mode == Mode::NonBlocking && !self.kv.scans_without_blocking() {
             return Err(ApplyError::WouldBlock);
         }
         let all = |from: &[u8], visit: &mut Visit<'_>| self.kv.scan(from, visit);
         let scan = |from: &[u8], visit: &mut Visit<'_>| self.walk(&all, from, visit);
-        queries::walked(query, &mut |from, visit| {
-            commands::walk(&scan, &at, from, visit)
+        queries::answer_scan(query, &mut |from, visit| {
+            queries::walk(&scan, &at, from, visit)
         })
     }
 
@@ -48,7 +48,7 @@ impl<K: Kv> KvMachine<K> {
     fn walk(&self, scan: &Scan<'_>, from: &[u8], visit: &mut Visit<'_>) -> Result<(), ApplyError> {
         let mut is_cut = false;
         scan(from, &mut |key, value| {
-            is_cut = self.walks_end.load(Ordering::Relaxed);
+            is_cut = self.are_scans_cancelled.load(Ordering::Relaxed);
             !is_cut && visit(key, value)
         })?;
         match is_cut {
@@ -95,13 +95,14 @@ impl<K: Kv> KvMachine<K> {
             // The clocks before the values, as for every read.
             Ok((self.clocks().collect(), self.kv.hold()?))
         };
-        // One replica's views of several terms are told apart too: it may have been restarted in between.
+        // One replica's views of several terms are told apart too: it may have been restarted in
+        // between.
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {
             let held = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
             let scan = |from: &[u8], visit: &mut Visit<'_>| self.walk(&held, from, visit);
             let mut walk = |from: &[u8], visit: &mut dyn FnMut(&[u8]) -> bool| {
-                commands::walk(&scan, at, from, visit)
+                queries::walk(&scan, at, from, visit)
             };
             queries::page(&mut walk, place, pattern, count)
         })

@@ -96,6 +96,7 @@ fn entry(index: u64) -> EntryInput<'static> {
         index,
         term: 1,
         payload: &[],
+        wants_replies: true,
     }
 }
 
@@ -110,13 +111,14 @@ fn a_hash_under_way_ends_when_nobody_waits_for_it() {
         has_entered.recv().unwrap();
         drop(has_entered);
         assert!(!hashing.is_finished());
-        machine.end_walks();
+        machine.cancel_scans();
         let ended = hashing.join().unwrap();
         assert!(matches!(ended, Err(ApplyError::WouldBlock)), "{ended:?}");
     });
 }
 
-/// A log's own loop tries again a hundred times where another writer is at work, and each time all that it applies is carried out anew.
+/// A log's own loop tries again a hundred times where another writer is at work, and each time all
+/// that it applies is carried out anew.
 #[test]
 fn what_the_map_is_behind_with_is_carried_out_once() {
     let (entered, has_entered) = channel();
@@ -144,8 +146,8 @@ fn what_the_map_is_behind_with_is_carried_out_once() {
     machine.apply(0, &[entry(2)], Mode::NonBlocking).unwrap();
 }
 
-/// A worker is in the middle of a slow write: the loop asks for the applied index and tries to apply, and must
-/// come back at once from both.
+/// A worker is in the middle of a slow write: the loop asks for the applied index and tries to
+/// apply, and must come back at once from both.
 #[test]
 fn the_loop_does_not_wait_for_a_worker() {
     let (entered, has_entered) = channel();
@@ -166,7 +168,7 @@ fn the_loop_does_not_wait_for_a_worker() {
         machine
             .apply(0, &[entry(1), entry(2)], Mode::NonBlocking)
             .unwrap()
-            .len(),
+            .whole(),
         2
     );
     // Nothing of this map survives, so flushing must not allow the log to be trimmed.
@@ -174,7 +176,8 @@ fn the_loop_does_not_wait_for_a_worker() {
     assert_eq!((machine.applied(0), machine.flushed(0)), ((2, 1), 0));
 }
 
-/// A checkpoint that holds less than was applied takes the state's place while a flush waits for its turn: what it threw away was not flushed.
+/// A checkpoint that holds less than was applied takes the state's place while a flush waits for
+/// its turn: what it threw away was not flushed.
 #[cfg(feature = "rocksdb")]
 #[test]
 fn what_a_checkpoint_throws_away_was_not_flushed() {
@@ -196,6 +199,7 @@ fn throw_away_while_flushing() {
             index,
             term: 1,
             payload: &[],
+            wants_replies: true,
         };
         machine.apply(0, &[entry], Mode::Blocking).unwrap();
     };

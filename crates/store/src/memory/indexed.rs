@@ -1,5 +1,5 @@
-//! A sorted map whose values are found by a hash of their key: most of what is written replaces a value, and need not search an
-//! order for its place.
+//! A sorted map whose values are found by a hash of their key: most of what is written replaces a
+//! value, and need not search an order for its place.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;

@@ -1,5 +1,5 @@
-//! The directory of a database's generations: `gen-N` each, and the file `CURRENT_GENERATION`, which says which one counts. Where it is
-//! missing it is the first, number 0.
+//! The directory of a database's generations: `gen-N` each, and the file `CURRENT_GENERATION`,
+//! which says which one counts. Where it is missing it is the first, number 0.
 
 use std::fs;
 use std::io;
@@ -33,7 +33,8 @@ pub(super) fn current(directory: &Path) -> Result<Option<u64>, ApplyError> {
     }
 }
 
-/// Where no generation is named, the first must be there or none: another one has been installed, and its name is lost.
+/// Where no generation is named, the first must be there or none: another one has been installed,
+/// and its name is lost.
 ///
 /// # Errors
 /// Names what is missing, and what is there.
@@ -90,8 +91,8 @@ pub(super) fn tables(generation: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Makes a generation of a checkpoint's files, synced. Tables never change, and are linked where that can be done: they need no room then,
-/// and stay when the checkpoint's names go.
+/// Makes a generation of a checkpoint's files, synced. Tables never change, and are linked where
+/// that can be done: they need no room then, and stay when the checkpoint's names go.
 pub(super) fn take_files(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -107,7 +108,8 @@ pub(super) fn take_files(from: &Path, to: &Path) -> io::Result<()> {
     fs::File::open(to)?.sync_all()
 }
 
-/// Writes down which generation is to count, for [`switch`]. Its own name is durable before anything points at it.
+/// Writes down which generation is to count, for [`switch`]. Its own name is durable before
+/// anything points at it.
 pub(super) fn write_draft(directory: &Path, generation: u64) -> io::Result<()> {
     fs::File::open(directory)?.sync_all()?;
     fs::write(draft(directory), generation.to_string())?;

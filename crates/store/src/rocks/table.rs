@@ -1,4 +1,5 @@
-//! Changes by key: a hash table over one growing buffer of bytes, where the newest change of a key counts.
+//! Changes by key: a hash table over one growing buffer of bytes, where the newest change of a key
+//! counts.
 
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
@@ -39,7 +40,7 @@ pub(super) struct Table {
 }
 
 /// Changes that are fetched from memory together.
-const AHEAD: usize = 16;
+const PREFETCH_SLOTS: usize = 16;
 
 /// A table's bookkeeping for one key, about.
 const SLOT_BYTES: usize = size_of::<Slot>() + 1;
@@ -52,6 +53,11 @@ impl Table {
             bytes: Vec::with_capacity(bytes),
             hasher: RandomState::default(),
         }
+    }
+
+    /// Sets room aside for so many bytes more, and for no others.
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve_exact(bytes);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -73,7 +79,8 @@ impl Table {
         self.bytes.len() + self.slots.len() * SLOT_BYTES
     }
 
-    /// The newest change of a key: its value, or that it was removed (`Some(None)`); `None` if there is none.
+    /// The newest change of a key: its value, or that it was removed (`Some(None)`); `None` if
+    /// there is none.
     pub(super) fn get(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         let found = self.slots.find(self.hasher.hash_one(key), |slot| {
             slot.key(&self.bytes) == key
@@ -128,16 +135,16 @@ fn append(bytes: &mut Vec<u8>, key: &[u8], value: &[u8], removed: bool) -> Slot 
 }
 
 /// A table that changes no more, and can be walked in the order of keys.
-pub(super) struct Frozen {
+pub(super) struct FrozenTable {
     table: Table,
     order: OnceLock<Vec<Slot>>,
     /// Counts tables, from 1.
     pub(super) number: u64,
 }
 
-impl Frozen {
-    pub(super) fn new(table: Table, number: u64) -> Frozen {
-        Frozen {
+impl FrozenTable {
+    pub(super) fn new(table: Table, number: u64) -> FrozenTable {
+        FrozenTable {
             table,
             order: OnceLock::new(),
             number,
@@ -153,7 +160,7 @@ impl Frozen {
     }
 
     /// The table, for using its memory again.
-    pub(super) fn into_table(self) -> Table {
+    pub(super) fn into_inner(self) -> Table {
         self.table
     }
 
@@ -165,7 +172,7 @@ impl Frozen {
                 .table
                 .slots
                 .iter()
-                .map(|slot| (beginning(slot.key(bytes)), *slot))
+                .map(|slot| (key_prefix(slot.key(bytes)), *slot))
                 .collect();
             keyed.sort_unstable_by(|(a, one), (b, other)| {
                 a.cmp(b).then_with(|| one.key(bytes).cmp(other.key(bytes)))
@@ -177,8 +184,9 @@ impl Frozen {
     /// All changes, in the order of keys.
     pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>)) {
         let bytes = &self.table.bytes[..];
-        for slots in self.order().chunks(AHEAD) {
-            // They lie anywhere: looking at all of them first makes the CPU fetch them side by side.
+        for slots in self.order().chunks(PREFETCH_SLOTS) {
+            // They lie anywhere: looking at all of them first makes the CPU fetch them side by
+            // side.
             let ends = slots.iter().map(|slot| {
                 let last = slot.at + (slot.key as usize + slot.value as usize).saturating_sub(1);
                 [slot.at, last].map(|at| bytes.get(at).copied().unwrap_or_default())
@@ -204,8 +212,9 @@ impl Frozen {
     }
 }
 
-/// The first eight bytes as a number that sorts alike. A shorter key is filled with zeros, and may equal a longer one's.
-fn beginning(key: &[u8]) -> u64 {
+/// The first eight bytes as a number that sorts alike. A shorter key is filled with zeros, and may
+/// equal a longer one's.
+fn key_prefix(key: &[u8]) -> u64 {
     let mut first = [0; 8];
     let len = key.len().min(8);
     first[..len].copy_from_slice(&key[..len]);
@@ -240,7 +249,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(table.get(&[7]), None);
-            let frozen = Frozen::new(table, 1);
+            let frozen = FrozenTable::new(table, 1);
             let walked: Vec<_> = frozen.walk(&from).collect();
             let mut visited = Vec::new();
             frozen.visit(|key, value| visited.push((key.to_vec(), value.map(<[u8]>::to_vec))));

@@ -54,7 +54,8 @@ fn compactions_give_way_and_flushes_do_not() {
     assert!(compacting > 0 && flushing > 0);
 }
 
-/// Money goes to and fro between accounts, some of it by way of removing one; whoever looks, and however, finds all of it.
+/// Money goes to and fro between accounts, some of it by way of removing one; whoever looks, and
+/// however, finds all of it.
 #[test]
 fn one_moment_is_one_moment_at_every_stage() {
     let place = tempfile::tempdir().unwrap();
@@ -141,7 +142,7 @@ fn writers_wait_while_the_thread_is_behind() {
     let mut written = 0;
     let put_next = |number| {
         // It is not memory that it waits for.
-        kv.recent().set_aside();
+        kv.write_buffer().preallocate_table();
         put(&kv, &[(&key(number), &[7; 100])], Mode::NonBlocking)
     };
     while put_next(written).is_ok() {
@@ -215,19 +216,21 @@ fn what_an_unfinished_installation_left_goes_before_the_database_is_opened() {
 
 #[test]
 fn a_thread_that_hangs_is_not_waited_for_for_ever() {
-    let recent = Recent::new(1000);
-    let writing = recent.begin(Mode::Blocking).unwrap();
+    let write_buffer = WriteBuffer::new(1000);
+    let writing = write_buffer.begin(Mode::Blocking).unwrap();
     let change = Change::Put(b"key", b"value");
-    recent.write(&writing, &[change], Mode::Blocking).unwrap();
+    write_buffer
+        .write(&writing, &[change], Mode::Blocking)
+        .unwrap();
     drop(writing);
-    recent.stop();
-    assert!(!recent.await_end(), "nobody hands it over");
-    recent.fail("ended".to_owned());
-    assert!(recent.await_end());
+    write_buffer.stop();
+    assert!(!write_buffer.wait_for_thread_end(), "nobody hands it over");
+    write_buffer.fail(ApplyError::Fatal("ended".to_owned()));
+    assert!(write_buffer.wait_for_thread_end());
 }
 
-/// A checkpoint was asked for while another one was being installed. It took the new state's files and the old state's indexes, and whoever
-/// installed it skipped the entries between.
+/// A checkpoint was asked for while another one was being installed. It took the new state's files
+/// and the old state's indexes, and whoever installed it skipped the entries between.
 #[test]
 fn a_checkpoint_during_an_installation_is_what_it_says() {
     let place = tempfile::tempdir().unwrap();
@@ -245,6 +248,7 @@ fn a_checkpoint_during_an_installation_is_what_it_says() {
             index,
             term: 1,
             payload: &[],
+            wants_replies: true,
         };
         machine.apply(0, &[entry], Mode::Blocking).unwrap();
     };

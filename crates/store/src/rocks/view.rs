@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use rocksdb::{DB, ErrorKind, ReadOptions};
 
-use super::fatal;
-use super::recent::Recent;
-use super::table::Frozen;
+use super::read_error;
+use super::table::FrozenTable;
+use super::write_buffer::WriteBuffer;
 use crate::kv::{Found, View};
-use crate::machine::ApplyError;
+use crate::machine::{ApplyError, Mode};
 
 type DbSnapshot<'db> = rocksdb::Snapshot<'db>;
 
@@ -23,18 +23,21 @@ self_cell::self_cell!(
 );
 
 /// The state as of one moment.
-pub(super) struct Moment {
+pub(super) struct SnapshotView {
     below: HeldDb,
     /// Newest first.
-    recent: Vec<Arc<Frozen>>,
+    write_buffer: Vec<Arc<FrozenTable>>,
 }
 
-impl Moment {
+impl SnapshotView {
     /// This moment.
-    pub(super) fn new(db: &Arc<DB>, recent: &Recent) -> Moment {
+    pub(super) fn new(db: &Arc<DB>, write_buffer: &WriteBuffer) -> SnapshotView {
         let snapshot = || HeldDb::new(Arc::clone(db), |db| db.snapshot());
-        let (recent, below) = recent.moment(snapshot);
-        Moment { below, recent }
+        let (write_buffer, below) = write_buffer.freeze_and_snapshot(snapshot);
+        SnapshotView {
+            below,
+            write_buffer,
+        }
     }
 
     /// As [`Kv::get_many`](crate::kv::Kv::get_many).
@@ -45,10 +48,11 @@ impl Moment {
     ) -> Result<(), ApplyError> {
         let below = self.below.borrow_dependent();
         for key in keys {
-            let goes_on = match self.recent.iter().find_map(|table| table.get(key)) {
+            let goes_on = match self.write_buffer.iter().find_map(|table| table.get(key)) {
                 Some(value) => visit(value.map(Cow::Borrowed)),
                 None => {
-                    let stored = below.get_pinned(key).map_err(fatal)?;
+                    let stored = below.get_pinned(key);
+                    let stored = stored.map_err(|error| read_error(error, Mode::Blocking))?;
                     visit(stored.as_deref().map(Cow::Borrowed))
                 }
             };
@@ -60,7 +64,7 @@ impl Moment {
     }
 }
 
-impl View for Moment {
+impl View for SnapshotView {
     fn scan(
         &self,
         from: &[u8],
@@ -71,7 +75,7 @@ impl View for Moment {
     }
 }
 
-impl Moment {
+impl SnapshotView {
     /// As [`Kv::scan_some`](crate::kv::Kv::scan_some).
     pub(super) fn scan_some(
         &self,
@@ -97,16 +101,20 @@ impl Moment {
         options.fill_cache(false);
         let mut below = self.below.borrow_dependent().raw_iterator_opt(options);
         below.seek(from);
-        let mut recent: Vec<_> = self.recent.iter().map(|table| table.walk(from)).collect();
+        let mut write_buffer: Vec<_> = self
+            .write_buffer
+            .iter()
+            .map(|table| table.walk(from))
+            .collect();
         loop {
-            let firsts = recent.iter_mut().filter_map(|walk| walk.peek());
+            let firsts = write_buffer.iter_mut().filter_map(|walk| walk.peek());
             let first = firsts.map(|(key, _)| *key).min();
             let stored = below.item();
             if stored.is_none() {
                 // Its end, or it has passed over too much, or it could not be read.
                 match below.status() {
                     Err(error) if error.kind() == ErrorKind::Incomplete => return Ok(false),
-                    status => status.map_err(fatal)?,
+                    status => status.map_err(|error| read_error(error, Mode::Blocking))?,
                 }
             }
             let key = match (first, stored) {
@@ -121,7 +129,7 @@ impl Moment {
             let is_stored = stored.is_some_and(|(other, _)| other == key);
             // The newest that says anything counts.
             let mut newest = None;
-            for walk in &mut recent {
+            for walk in &mut write_buffer {
                 if let Some((_, change)) = walk.next_if(|(other, _)| *other == key) {
                     newest.get_or_insert(change);
                 }

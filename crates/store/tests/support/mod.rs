@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cyclone_store::{EntryInput, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_store::{EntryInput, KvMachine, Limits, MemoryKv, Mode, StateMachine};
 #[cfg(feature = "rocksdb")]
 use cyclone_store::{RocksKv, RocksOptions};
-use cyclone_wire::batch;
+use cyclone_wire::batch::{self, Allowed};
 use cyclone_wire::command::{Command, Condition, Operation, SessionTag};
+use cyclone_wire::reply::Reply;
 
 /// Small, so that tests reach it.
 pub const MAX_VALUE_BYTES: usize = 64;
@@ -29,8 +30,17 @@ pub const ENGINES: &[Engine] = &[
 
 impl Engine {
     pub fn open(self, directory: &Path, logs: u16) -> Box<dyn StateMachine> {
+        self.open_with(directory, logs, MAX_VALUE_BYTES)
+    }
+
+    pub fn open_with(
+        self,
+        directory: &Path,
+        logs: u16,
+        max_value_bytes: usize,
+    ) -> Box<dyn StateMachine> {
         let limits = Limits {
-            max_value_bytes: MAX_VALUE_BYTES,
+            max_value_bytes,
             max_sessions: Limits::MAX_SESSIONS,
         };
         match self {
@@ -53,8 +63,9 @@ impl Engine {
     }
 }
 
-/// What a crash leaves of `from`, as `to`: its files as they are, none of the memory. Closing the database instead would flush it.
-/// Copied again until nothing has moved meanwhile: a compaction in between would mix two moments, which no crash does.
+/// What a crash leaves of `from`, as `to`: its files as they are, none of the memory. Closing the
+/// database instead would flush it. Copied again until nothing has moved meanwhile: a compaction in
+/// between would mix two moments, which no crash does.
 pub fn crash_copy(from: &Path, to: &Path) {
     for _ in 0..1000 {
         let before = listing(from);
@@ -131,6 +142,39 @@ pub fn payload(commands: &[Vec<u8>]) -> Vec<u8> {
     writer.finish(0)
 }
 
+/// An entry of a leader that allows so much.
+pub fn allowed(commands: &[Vec<u8>], allowed: Allowed) -> Vec<u8> {
+    let mut bytes = batch::header(commands.len() as u32, 0, allowed).to_vec();
+    for command in commands {
+        bytes.extend_from_slice(&(command.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(command);
+    }
+    bytes
+}
+
+/// Applies entries to their end, in as many calls as that takes. Answers the replies per entry, and
+/// the calls.
+pub fn apply_all(
+    machine: &dyn StateMachine,
+    mut entries: &[EntryInput<'_>],
+) -> (Vec<Vec<Reply>>, usize) {
+    let (mut replies, mut calls) = (Vec::new(), 0);
+    let mut part = Vec::new();
+    while !entries.is_empty() {
+        let mut applied = machine.apply(0, entries, Mode::Blocking).unwrap();
+        calls += 1;
+        let whole = applied.whole();
+        for (place, some) in applied.replies.drain(..).enumerate() {
+            part.extend(some);
+            if place < whole {
+                replies.push(std::mem::take(&mut part));
+            }
+        }
+        entries = &entries[whole..];
+    }
+    (replies, calls)
+}
+
 pub fn operations(operations: &[Operation<'_>]) -> Vec<u8> {
     payload(
         &operations
@@ -145,6 +189,7 @@ pub fn entry(index: u64, payload: &[u8]) -> EntryInput<'_> {
         index,
         term: 1,
         payload,
+        wants_replies: true,
     }
 }
 

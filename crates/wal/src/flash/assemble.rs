@@ -1,6 +1,6 @@
-//! From pages, in order, to the objects in them. Parts of one object are put together again; a part whose beginning
-//! lies before the first page seen is skipped; an object that another one's beginning cuts short was given up when it
-//! was written, or lost its end in a crash.
+//! From pages, in order, to the objects in them. Parts of one object are put together again; a part
+//! whose beginning lies before the first page seen is skipped; an object that another one's
+//! beginning cuts short was given up when it was written, or lost its end in a crash.
 
 use cyclone_wire::flash::{
     ENTRY_HEAD_BYTES, EntryHead, ObjectKind, PAGE_HEADER_BYTES, PageHeader, Part, decode_reset,
@@ -29,17 +29,17 @@ pub struct StoredEntry {
 }
 
 /// What is kept of a payload. It is checked in any case.
-pub(crate) trait Keep {
+pub(crate) trait PayloadSink {
     /// For a payload of so many bytes.
-    fn with_room(bytes: usize) -> Self;
+    fn for_payload(bytes: usize) -> Self;
 
     /// The next bytes.
     fn add(&mut self, bytes: &[u8]);
 }
 
 /// All of it.
-impl Keep for Vec<u8> {
-    fn with_room(bytes: usize) -> Self {
+impl PayloadSink for Vec<u8> {
+    fn for_payload(bytes: usize) -> Self {
         Vec::with_capacity(bytes.min(ROOM_BYTES))
     }
 
@@ -49,8 +49,8 @@ impl Keep for Vec<u8> {
 }
 
 /// Nothing.
-impl Keep for () {
-    fn with_room(_: usize) -> Self {}
+impl PayloadSink for () {
+    fn for_payload(_: usize) -> Self {}
 
     fn add(&mut self, _: &[u8]) {}
 }
@@ -74,7 +74,7 @@ pub(crate) enum Step<K> {
 }
 
 /// Something that makes no sense, in an object or a page.
-pub(crate) struct Nonsense {
+pub(crate) struct MalformedPage {
     /// Sequence of the page in which the object began, or of the page.
     pub(crate) began: u64,
     pub(crate) what: &'static str,
@@ -98,7 +98,7 @@ pub(crate) struct Assembler<K> {
     skip_below: u64,
 }
 
-impl<K: Keep> Assembler<K> {
+impl<K: PayloadSink> Assembler<K> {
     /// Entries below `index` are passed over.
     pub(crate) fn from_index(index: u64) -> Assembler<K> {
         Assembler {
@@ -118,8 +118,8 @@ impl<K: Keep> Assembler<K> {
         self.partial.as_ref().map(|_| self.began)
     }
 
-    /// Takes the next page; calls `met` with the head of each entry that begins in it and with each object that ends in
-    /// it.
+    /// Takes the next page; calls `met` with the head of each entry that begins in it and with each
+    /// object that ends in it.
     ///
     /// # Errors
     /// What makes no sense.
@@ -128,9 +128,9 @@ impl<K: Keep> Assembler<K> {
         header: &PageHeader,
         page: &[u8],
         mut met: impl FnMut(Step<K>),
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), MalformedPage> {
         let began = header.sequence;
-        let nonsense = |what| Nonsense { began, what };
+        let nonsense = |what| MalformedPage { began, what };
         let records = page
             .get(PAGE_HEADER_BYTES..PAGE_HEADER_BYTES + usize::from(header.used))
             .ok_or(nonsense("the page is cut short"))?;
@@ -142,8 +142,8 @@ impl<K: Keep> Assembler<K> {
             } else if let Some(partial) = &mut self.partial {
                 let began = self.began;
                 partial
-                    .go_on(&part)
-                    .map_err(|what| Nonsense { began, what })?;
+                    .continue_object(&part)
+                    .map_err(|what| MalformedPage { began, what })?;
             }
             if part.last
                 && let Some(partial) = self.partial.take()
@@ -151,7 +151,7 @@ impl<K: Keep> Assembler<K> {
                 let began = self.began;
                 let whole = partial.complete();
                 met(Step::Done(
-                    whole.map_err(|what| Nonsense { began, what })?,
+                    whole.map_err(|what| MalformedPage { began, what })?,
                     began,
                 ));
             }
@@ -175,7 +175,7 @@ impl<K: Keep> Assembler<K> {
                 head,
                 len: 0,
                 sum: 0,
-                kept: K::with_room(head.len as usize),
+                kept: K::for_payload(head.len as usize),
             };
             partial.add(part.bytes.get(ENTRY_HEAD_BYTES..).unwrap_or_default());
             self.partial = Some(partial);
@@ -184,7 +184,7 @@ impl<K: Keep> Assembler<K> {
     }
 }
 
-impl<K: Keep> Partial<K> {
+impl<K: PayloadSink> Partial<K> {
     fn add(&mut self, bytes: &[u8]) {
         match self {
             Partial::Entry { len, sum, kept, .. } => {
@@ -196,7 +196,7 @@ impl<K: Keep> Partial<K> {
         }
     }
 
-    fn go_on(&mut self, part: &Part<'_>) -> Result<(), &'static str> {
+    fn continue_object(&mut self, part: &Part<'_>) -> Result<(), &'static str> {
         let kind = match self {
             Partial::Entry { .. } => ObjectKind::Entry,
             Partial::Other(kind, _) => *kind,

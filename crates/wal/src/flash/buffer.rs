@@ -1,5 +1,5 @@
-//! Buffers for direct I/O: page-aligned, all alike, from one block that a device may register with the kernel. How many
-//! there are bounds what can be outstanding.
+//! Buffers for direct I/O: page-aligned, all alike, from one block that a device may register with
+//! the kernel. How many there are bounds what can be outstanding.
 #![allow(unsafe_code, reason = "aligned memory that a kernel may write to")]
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -18,14 +18,16 @@ struct Block {
     free: Mutex<Vec<usize>>,
 }
 
-// SAFETY: the block is plain memory; each buffer's part is reached only through the one `Buffer` that holds its number.
+// SAFETY: the block is plain memory; each buffer's part is reached only through the one `Buffer`
+// that holds its number.
 unsafe impl Send for Block {}
 // SAFETY: as above; the list of free numbers is behind a lock.
 unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: mapped in `Buffers::new` with this very length; no buffer is left, they hold references.
+        // SAFETY: mapped in `Buffers::new` with this very length; no buffer is left, they hold
+        // references.
         let gone = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
@@ -155,7 +157,8 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         let at = self.number * self.block.buffer_bytes;
         let start = self.block.start.as_ptr().wrapping_add(at);
-        // SAFETY: within the block, zeroed by the kernel, and this buffer's number is held by nobody else.
+        // SAFETY: within the block, zeroed by the kernel, and this buffer's number is held by
+        // nobody else.
         unsafe { std::slice::from_raw_parts(start, self.block.buffer_bytes) }
     }
 }

@@ -1,4 +1,5 @@
-//! What a flash log asks of its device. Requests are handed over and come back later; nothing blocks but
+//! What a flash log asks of its device. Requests are handed over and come back later; nothing
+//! blocks but
 //! [`FlashDevice::wait`], which is for starting up.
 
 use std::os::fd::RawFd;
@@ -76,11 +77,13 @@ pub trait FlashDevice: Send {
     /// Bytes of the area.
     fn bytes(&self) -> u64;
 
-    /// Bytes from the area's beginning that have been written before, so that writing them again changes no metadata.
+    /// Bytes from the area's beginning that have been written before, so that writing them again
+    /// changes no metadata.
     fn grown_bytes(&self) -> u64;
 
-    /// Has so many bytes from the area's beginning set aside, so that nobody else can take them. Nothing is written, and
-    /// [`FlashDevice::grown_bytes`] stays. A device that cannot do so leaves it. For starting up only.
+    /// Has so many bytes from the area's beginning set aside, so that nobody else can take them.
+    /// Nothing is written, and [`FlashDevice::grown_bytes`] stays. A device that cannot do so
+    /// leaves it. For starting up only.
     ///
     /// # Errors
     /// When there is no room for them; nothing is taken then.
@@ -106,8 +109,9 @@ pub trait FlashDevice: Send {
     /// Requests that have not come back.
     fn outstanding(&self) -> usize;
 
-    /// Becomes readable, again each time, when something is done, where the device has such a thing. To be waited for by
-    /// edges: it may stay readable, and may become so when what was done has already been polled for.
+    /// Becomes readable, again each time, when something is done, where the device has such a
+    /// thing. To be waited for by edges: it may stay readable, and may become so when what was done
+    /// has already been polled for.
     fn descriptor(&self) -> Option<RawFd> {
         None
     }

@@ -1,10 +1,11 @@
-//! Reading entries back without waiting: for followers that are behind the ring, and for a replay at the start.
+//! Reading entries back without waiting: for followers that are behind the ring, and for a replay
+//! at the start.
 
 use std::collections::VecDeque;
 
 use cyclone_wire::flash::{PAGE_BYTES, PageHeader};
 
-use super::assemble::{Assembler, Nonsense, Object, Step, StoredEntry};
+use super::assemble::{Assembler, MalformedPage, Object, Step, StoredEntry};
 use super::buffer::{Buffer, Buffers};
 use super::device::{Action, Completion, DeviceError, Request};
 use super::log::FlashLog;
@@ -93,8 +94,9 @@ struct Fetch {
     readings: VecDeque<Reading>,
     /// Reading ahead is of no use from here on.
     until: u64,
-    /// Pages below this are read one by one: a read of several failed, and the bad one may be of no use here.
-    singly: u64,
+    /// Pages below this are read one by one: a read of several failed, and the bad one may be of no
+    /// use here.
+    single_reads_below: u64,
     assembler: Assembler<Vec<u8>>,
     entries: Vec<StoredEntry>,
 }
@@ -127,8 +129,8 @@ impl Fetches {
 }
 
 impl FlashLog {
-    /// Begins to read entries `from` to `to`, both included, or as many of them as have `max_bytes` of payload together,
-    /// but at least one.
+    /// Begins to read entries `from` to `to`, both included, or as many of them as have `max_bytes`
+    /// of payload together, but at least one.
     ///
     /// # Errors
     /// [`FetchError::Missing`], [`FetchError::Busy`].
@@ -157,7 +159,7 @@ impl FlashLog {
             asked: page,
             readings: VecDeque::new(),
             until,
-            singly: page,
+            single_reads_below: page,
             assembler: Assembler::from_index(from),
             entries: Vec::new(),
         });
@@ -193,13 +195,14 @@ impl FlashLog {
         }
     }
 
-    /// Hands over a fetch's next read. `Some(false)`: the fetch has come to its end; `None`: too much is under way.
+    /// Hands over a fetch's next read. `Some(false)`: the fetch has come to its end; `None`: too
+    /// much is under way.
     fn read_for(&mut self, place: usize, now_us: u64) -> Option<bool> {
         let segment = self.segment_pages();
         let fetch = &self.fetches.queue[place];
         let (page, from) = (fetch.asked, fetch.from);
         // Whole segments: one read each.
-        let until = match page < fetch.singly {
+        let until = match page < fetch.single_reads_below {
             true => page + 1,
             false => (page / segment + 1) * segment,
         };
@@ -252,7 +255,7 @@ impl FlashLog {
         if let Some((place, reading)) = found {
             let buffer = completion.buffer;
             reading.result = Some(completion.result.map(|()| buffer));
-            if let Some(result) = self.go_through(place) {
+            if let Some(result) = self.process_completed(place) {
                 self.end_fetch(place, result);
             }
         }
@@ -260,7 +263,7 @@ impl FlashLog {
     }
 
     /// Goes through what has come back and whose turn it is. `Some`: the fetch has come to its end.
-    fn go_through(&mut self, place: usize) -> Option<Result<Vec<StoredEntry>, FetchError>> {
+    fn process_completed(&mut self, place: usize) -> Option<Result<Vec<StoredEntry>, FetchError>> {
         loop {
             let fetch = &mut self.fetches.queue[place];
             fetch.readings.front()?.result.as_ref()?;
@@ -268,7 +271,7 @@ impl FlashLog {
             let index = fetch.from;
             let ended = match result? {
                 Err(_) if pages > 1 => {
-                    fetch.singly = fetch.page + pages;
+                    fetch.single_reads_below = fetch.page + pages;
                     fetch.asked = fetch.page;
                     fetch.readings.clear();
                     None
@@ -335,7 +338,7 @@ impl FlashLog {
                     });
                 }
             });
-            if let Err(Nonsense { what, .. }) = fed {
+            if let Err(MalformedPage { what, .. }) = fed {
                 return Some(Err(FetchError::Corrupt { page, what }));
             }
             fetch.page += 1;

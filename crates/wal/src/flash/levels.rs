@@ -1,5 +1,5 @@
-//! The two levels together, at a start: whether what memory and flash hold fits, and memory made anew from flash where
-//! flash is the only durable level.
+//! The two levels together, at a start: whether what memory and flash hold fits, and memory made
+//! anew from flash where flash is the only durable level.
 
 use cyclone_pmem::{Area, FrameMut, Payload, Pool};
 use cyclone_wire::flash::PAGE_BYTES;
@@ -12,8 +12,8 @@ use crate::ring::{Batch, NewEntry, Ring, RingError, RingSpec};
 
 /// Payload bytes read back at once.
 const READ_BYTES: u64 = 1 << 20;
-/// Payloads shorter than this part of a frame are copied inline: the ring copies those out that leave most of their frames
-/// empty, and one may lie across two.
+/// Payloads shorter than this part of a frame are copied inline: the ring copies those out that
+/// leave most of their frames empty, and one may lie across two.
 const LEAST_FILLED: usize = 4;
 /// This part of the frames is left free.
 const KEPT_FREE: u32 = 8;
@@ -36,9 +36,9 @@ pub enum RebuildError {
 }
 
 impl FlashLog {
-    /// As the second level: checks what was found on flash against the ring, and sees to it that draining can go on.
-    /// Entries in both levels are told by their index; the ring's are the ones that count. `applied` is the last entry
-    /// that the store survives a crash with.
+    /// As the second level: checks what was found on flash against the ring, and sees to it that
+    /// draining can go on. Entries in both levels are told by their index; the ring's are the ones
+    /// that count. `applied` is the last entry that the store survives a crash with.
     ///
     /// # Errors
     /// [`FlashError::Levels`]: entries that the store lacks are in neither level, or one of the levels is older than it
@@ -56,7 +56,8 @@ impl FlashLog {
             })
         };
         if applied > ring_last {
-            // A checkpoint was installed and the crash came before the ring was reset to it: both are, with the ring.
+            // A checkpoint was installed and the crash came before the ring was reset to it: both
+            // are, with the ring.
             return Ok(());
         }
         if flash_last > ring_last {
@@ -66,7 +67,8 @@ impl FlashLog {
             if applied + 1 < ring_first {
                 return fail("entries that the store lacks are in neither");
             }
-            // A checkpoint was installed, and the crash came between the ring's reset and that of flash.
+            // A checkpoint was installed, and the crash came between the ring's reset and that of
+            // flash.
             self.reset(ring_first - 1, ring.term(ring_first - 1).unwrap_or(0));
             return Ok(());
         }
@@ -111,9 +113,10 @@ impl FlashLog {
         Ok(())
     }
 
-    /// As the only level: formats a ring that holds what flash says. It begins behind `applied` or the commit index,
-    /// whichever is higher: what the store lacks below that is read from flash. Where the ring might not take all of it,
-    /// large payloads go into frames of `pool`, of which nobody else takes any meanwhile.
+    /// As the only level: formats a ring that holds what flash says. It begins behind `applied` or
+    /// the commit index, whichever is higher: what the store lacks below that is read from flash.
+    /// Where the ring might not take all of it, large payloads go into frames of `pool`, of which
+    /// nobody else takes any meanwhile.
     ///
     /// # Errors
     /// See [`RebuildError`].
@@ -147,7 +150,8 @@ impl FlashLog {
         put.map(|()| ring)
     }
 
-    /// Whether what lies behind the ring's end certainly fits into it without frames: it is no more than its pages.
+    /// Whether what lies behind the ring's end certainly fits into it without frames: it is no more
+    /// than its pages.
     fn fits_inline(&self, ring: &Ring) -> bool {
         let begin = ring.last_index();
         let page = self.page_of(begin + 1).unwrap_or(self.first);
@@ -186,11 +190,11 @@ fn put_back(
     }
 }
 
-/// The entries' payloads as the ring is to take them: large ones in frames, one behind the other as in packets, as long as
-/// there are frames.
+/// The entries' payloads as the ring is to take them: large ones in frames, one behind the other as
+/// in packets, as long as there are frames.
 fn payloads(pool: Option<&Pool>, entries: &mut [StoredEntry]) -> Vec<Payload> {
     let least = pool.map_or(0, |pool| pool.frame_bytes() as usize / LEAST_FILLED);
-    let (mut room, mut end) = (pool.map_or(0, frames_room), 0);
+    let (mut room, mut end) = (pool.map_or(0, frame_budget_bytes), 0);
     let mut places = Vec::with_capacity(entries.len());
     for entry in entries.iter() {
         let len = entry.payload.len();
@@ -202,7 +206,7 @@ fn payloads(pool: Option<&Pool>, entries: &mut [StoredEntry]) -> Vec<Payload> {
     }
     let framed = entries.iter().zip(&places);
     let framed = framed.filter_map(|(entry, place)| place.as_ref().map(|_| &entry.payload[..]));
-    let frames = pool.and_then(|pool| in_frames(pool, framed));
+    let frames = pool.and_then(|pool| copy_to_frames(pool, framed));
     entries
         .iter_mut()
         .zip(places)
@@ -214,13 +218,13 @@ fn payloads(pool: Option<&Pool>, entries: &mut [StoredEntry]) -> Vec<Payload> {
 }
 
 /// Bytes of frames that the log may take: the rest is to receive packets into, as while it lives.
-fn frames_room(pool: &Pool) -> usize {
+fn frame_budget_bytes(pool: &Pool) -> usize {
     let frames = pool.free().saturating_sub(pool.count() / KEPT_FREE);
     frames as usize * pool.frame_bytes() as usize
 }
 
 /// Copies pieces into frames, without gaps. `None`: there are not enough.
-fn in_frames<'p>(pool: &Pool, pieces: impl Iterator<Item = &'p [u8]>) -> Option<Payload> {
+fn copy_to_frames<'p>(pool: &Pool, pieces: impl Iterator<Item = &'p [u8]>) -> Option<Payload> {
     let mut all = Payload::new();
     let mut open: Option<(FrameMut, usize)> = None;
     for mut piece in pieces {

@@ -1,5 +1,5 @@
-//! The flash log: what it knows, what it tells, trimming. Writing is in `write.rs`, reading back in `fetch.rs`,
-//! starting in `recover.rs`.
+//! The flash log: what it knows, what it tells, trimming. Writing is in `write.rs`, reading back in
+//! `fetch.rs`, starting in `recover.rs`.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -13,9 +13,10 @@ use super::device::{Completion, DeviceError, FlashDevice};
 use super::fetch::Fetches;
 use super::spec::FlashSpec;
 use super::terms::Terms;
-use super::write::{Current, Filling, Write};
+use super::write::{Current, OpenPage, Write};
 
-/// How the log is doing. Nothing that it holds is lost in any of these; it goes on by itself once the reason is gone.
+/// How the log is doing. Nothing that it holds is lost in any of these; it goes on by itself once
+/// the reason is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlashState {
     /// Everything handed over is durable, or on its way.
@@ -97,7 +98,7 @@ pub struct FlashStats {
 #[derive(Debug)]
 #[must_use]
 pub struct Durable {
-    _only_the_log: (),
+    _private: (),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +141,7 @@ pub struct FlashLog {
     /// The same as it stands in a durable page: only what lies a lap behind may be overwritten.
     pub(crate) first_durable: u64,
     /// What new pages say about it: only what is proven by then.
-    pub(crate) first_told: u64,
+    pub(crate) first_published: u64,
     /// `first` may be told once all pages below this are durable.
     pub(crate) first_proven: u64,
     /// All pages below are durable.
@@ -159,10 +160,11 @@ pub struct FlashLog {
     pub(crate) grow_due_us: u64,
     pub(crate) grow_failed: Option<GrowFailed>,
     pub(crate) writes: VecDeque<Write>,
-    pub(crate) filling: Option<Filling>,
+    pub(crate) filling: Option<OpenPage>,
     pub(crate) current: Option<Current>,
-    /// Per page from `first` on: the index of the entry that was next to begin when the page was opened.
-    pub(crate) lows: VecDeque<u64>,
+    /// Per page from `first` on: the index of the entry that was next to begin when the page was
+    /// opened.
+    pub(crate) page_start_indexes: VecDeque<u64>,
     /// The entry that begins next.
     pub(crate) next_begin: u64,
     /// Terms of the entries that are complete in pages, durable or not.
@@ -172,7 +174,8 @@ pub struct FlashLog {
     /// Page in which an entry ended, and its index.
     pub(crate) ends: VecDeque<(u64, u64)>,
     pub(crate) durable_index: u64,
-    /// As the only level: the hard state, how often it was changed, and which change stands in a page.
+    /// As the only level: the hard state, how often it was changed, and which change stands in a
+    /// page.
     pub(crate) hard_state: HardState,
     pub(crate) hard_version: u64,
     pub(crate) hard_written: u64,
@@ -212,7 +215,8 @@ impl FlashLog {
         self.terms.first()
     }
 
-    /// Index of the last entry handed over whole, durable or not; one before the first when there is none.
+    /// Index of the last entry handed over whole, durable or not; one before the first when there
+    /// is none.
     pub fn last_index(&self) -> u64 {
         self.terms.next() - 1
     }
@@ -248,7 +252,8 @@ impl FlashLog {
         ((self.tail - self.first) * page, self.block.pages * page)
     }
 
-    /// Everything handed over lies below this page; it is durable once [`FlashLog::durable_page`] has got there.
+    /// Everything handed over lies below this page; it is durable once [`FlashLog::durable_page`]
+    /// has got there.
     pub fn position(&self) -> u64 {
         self.tail
     }
@@ -261,7 +266,7 @@ impl FlashLog {
     /// The proof that everything below `position` is durable, once it is.
     pub fn witness(&self, position: u64) -> Option<Durable> {
         let durable = self.durable >= position || planted::has(Bug::FlashAckEarly);
-        durable.then_some(Durable { _only_the_log: () })
+        durable.then_some(Durable { _private: () })
     }
 
     /// Whether entries up to `last` and everything else handed over are durable.
@@ -330,13 +335,13 @@ impl FlashLog {
 
     /// The page in which an entry begins.
     pub(crate) fn page_of(&self, index: u64) -> Option<u64> {
-        let place = self.lows.partition_point(|low| *low <= index);
+        let place = self.page_start_indexes.partition_point(|low| *low <= index);
         Some(self.first + place.checked_sub(1)? as u64)
     }
 
     /// An entry begins in the last page opened; if it is not the next, those from it on are void.
     pub(crate) fn note_begin(&mut self, index: u64) {
-        for low in self.lows.iter_mut().rev() {
+        for low in self.page_start_indexes.iter_mut().rev() {
             if *low <= index {
                 break;
             }
@@ -384,7 +389,8 @@ impl FlashLog {
         self.drop_before_reset();
     }
 
-    /// What stands before a reset is no longer needed, except for the hard state until another is durable.
+    /// What stands before a reset is no longer needed, except for the hard state until another is
+    /// durable.
     pub(crate) fn drop_before_reset(&mut self) {
         let Some(page) = self.reset_page else {
             return;
@@ -397,8 +403,8 @@ impl FlashLog {
         }
     }
 
-    /// Forgets entries up to and including `through`, as far as whole segments go; the last entry stays. Answers the
-    /// new first index.
+    /// Forgets entries up to and including `through`, as far as whole segments go; the last entry
+    /// stays. Answers the new first index.
     pub fn trim(&mut self, through: u64) -> u64 {
         let keep = (through.saturating_add(1)).min(self.durable_index);
         if keep <= self.terms.first() || self.reset_due.is_some() {
@@ -417,8 +423,8 @@ impl FlashLog {
         self.terms.first()
     }
 
-    /// The first page of the segment with which the log may begin when it needs only what lies from `page` on. As the only
-    /// level it needs a hard state, too.
+    /// The first page of the segment with which the log may begin when it needs only what lies from
+    /// `page` on. As the only level it needs a hard state, too.
     pub(crate) fn segment_kept(&self, page: u64) -> u64 {
         let page = match self.mode() {
             FlashMode::Second => page,
@@ -439,8 +445,9 @@ impl FlashLog {
             .is_some_and(|at| self.segment_kept(at) > page)
     }
 
-    /// Leaves a page behind that does not read back, by beginning anew behind an index ([`FlashLog::reset`]). Space is given
-    /// up by segments: nothing happens while the log's end lies in the page's own.
+    /// Leaves a page behind that does not read back, by beginning anew behind an index
+    /// ([`FlashLog::reset`]). Space is given up by segments: nothing happens while the log's end
+    /// lies in the page's own.
     pub fn leave(&mut self, page: u64, index: u64, term: u64) {
         let segment = self.segment_pages();
         let past = self.tail.saturating_sub(1) / segment > page / segment;
@@ -458,10 +465,15 @@ impl FlashLog {
         }
         self.first_proven = proof + 1;
         let count = (first - self.first) as usize;
-        self.lows.drain(..count.min(self.lows.len()));
+        self.page_start_indexes
+            .drain(..count.min(self.page_start_indexes.len()));
         self.first = first;
         self.mark_due = true;
-        let low = self.lows.front().copied().unwrap_or(self.next_begin);
+        let low = self
+            .page_start_indexes
+            .front()
+            .copied()
+            .unwrap_or(self.next_begin);
         self.terms
             .trim(low.max(self.base + 1).min(self.terms.next()));
     }

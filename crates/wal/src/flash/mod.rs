@@ -1,12 +1,13 @@
 //! The log's second level: segments on flash, written with direct asynchronous I/O. //= cyclone §3
 //!
-//! A circular log of 4 KiB pages, each written once per lap and numbered without end, so that torn, lost, misdirected
-//! and left-over pages show ([`cyclone_wire::flash`]). [`FlashLog`] is a state machine: it takes the time as an
-//! argument, never blocks, and reaches its device only through [`FlashDevice`].
+//! A circular log of 4 KiB pages, each written once per lap and numbered without end, so that torn,
+//! lost, misdirected and left-over pages show ([`cyclone_wire::flash`]). [`FlashLog`] is a state
+//! machine: it takes the time as an argument, never blocks, and reaches its device only through
+//! [`FlashDevice`].
 //!
-//! As the *second* level it takes committed entries from the ring, in order; the ring's copy may go once
-//! [`FlashLog::durable_index`] has passed it. As the *only* durable level it takes all entries, with their
-//! truncations, and the hard state; then the ring is a cache.
+//! As the *second* level it takes committed entries from the ring, in order; the ring's copy may go
+//! once [`FlashLog::durable_index`] has passed it. As the *only* durable level it takes all
+//! entries, with their truncations, and the hard state; then the ring is a cache.
 
 mod assemble;
 mod buffer;

@@ -1,4 +1,5 @@
-//! Reading an area while nothing else goes on: superblock, whole segments, and what is left of a segment with bad pages.
+//! Reading an area while nothing else goes on: superblock, whole segments, and what is left of a
+//! segment with bad pages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +19,8 @@ type Ready = BTreeMap<u64, Result<Buffer, DeviceError>>;
 
 /// Segments read ahead: enough to keep a disk busy, few enough to stay in the processor's cache.
 const AHEAD: u64 = 8;
-/// Segments that are read page by page when they cannot be read as a whole; with more of them it is not pages that are bad.
+/// Segments that are read page by page when they cannot be read as a whole; with more of them it is
+/// not pages that are bad.
 const SALVAGED: usize = 8;
 
 /// Names the requests that are waited for.
@@ -59,11 +61,12 @@ pub(crate) fn one_page() -> Result<Buffer, FlashError> {
     taken.ok_or(FlashError::Device(DeviceError::Io(libc::ENOMEM)))
 }
 
-/// The area's superblock: either copy. The first one is written last; where it was never begun and the other is torn, the
-/// area has not been made yet.
+/// The area's superblock: either copy. The first one is written last; where it was never begun and
+/// the other is torn, the area has not been made yet.
 ///
 /// # Errors
-/// [`FlashError::NotFormatted`], [`FlashError::Damaged`], [`FlashError::VersionUnknown`], [`FlashError::Device`].
+/// [`FlashError::NotFormatted`], [`FlashError::Damaged`], [`FlashError::VersionUnknown`],
+/// [`FlashError::Device`].
 pub(crate) fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashError> {
     let mut fault = None;
     let mut blank = [false; 2];
@@ -99,8 +102,8 @@ pub(crate) fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock
 }
 
 impl FlashLog {
-    /// Reads segments, many at a time, and hands them over in their order. Pages that cannot be read are handed over as
-    /// zeros, and answered by place.
+    /// Reads segments, many at a time, and hands them over in their order. Pages that cannot be
+    /// read are handed over as zeros, and answered by place.
     pub(crate) fn read_segments(
         &mut self,
         segments: Range<u64>,

@@ -1,9 +1,10 @@
 //! Formatting an area, and opening it after a restart or a crash.
 //!
-//! All pages are read, once. The log goes from the first page that is still needed to the last one that follows without a gap;
-//! a page that is missing, torn, stale or misplaced ends it. If any page found says that the missing one had been durable,
-//! that is damage and not a write cut short, and the log says so instead of shortening itself. So it does where it may go on
-//! with a page that cannot be read.
+//! All pages are read, once. The log goes from the first page that is still needed to the last one
+//! that follows without a gap; a page that is missing, torn, stale or misplaced ends it. If any
+//! page found says that the missing one had been durable, that is damage and not a write cut short,
+//! and the log says so instead of shortening itself. So it does where it may go on with a page that
+//! cannot be read.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ use super::fetch::Fetches;
 use super::log::{FlashLog, FlashStats};
 use super::read::{Unreadable, WAITED_FOR, blocking, one_page, superblock};
 use super::spec::{FlashError, FlashIdentity, FlashSpec};
-use super::survey::{Fact, Survey};
+use super::survey::{AreaScan, PageState};
 use super::terms::Terms;
 
 /// What opening found.
@@ -34,8 +35,9 @@ pub struct FlashRecovered {
 }
 
 impl FlashLog {
-    /// Formats an area: `after` is index and term of the entry before the first one that it will take, `hard_state` what
-    /// an only level starts from, `tag` random. Blocks; the superblock is written last.
+    /// Formats an area: `after` is index and term of the entry before the first one that it will
+    /// take, `hard_state` what an only level starts from, `tag` random. Blocks; the superblock is
+    /// written last.
     ///
     /// # Errors
     /// A shape that makes no sense, no room, a device that fails.
@@ -73,7 +75,8 @@ impl FlashLog {
         log.reset_due = (after.0 > 0).then_some(after);
         if spec.mode == FlashMode::Only {
             log.set_hard_state(hard_state.clone());
-            // One that says nothing yet is written as well: the log has a first page from the beginning.
+            // One that says nothing yet is written as well: the log has a first page from the
+            // beginning.
             log.hard_version = log.hard_version.max(1);
         }
         log.life = 1;
@@ -81,13 +84,13 @@ impl FlashLog {
         block.encode(&mut page[..PAGE_BYTES]);
         for copy in [1, 0] {
             let at = copy * PAGE_BYTES as u64;
-            page = log.write_waiting(at, page)?;
+            page = log.write_and_wait(at, page)?;
         }
         Ok(log)
     }
 
     /// Writes a page and waits for it, while other requests may be under way.
-    fn write_waiting(
+    fn write_and_wait(
         &mut self,
         offset: u64,
         buffer: super::buffer::Buffer,
@@ -147,7 +150,8 @@ impl FlashLog {
 
     fn empty(device: Box<dyn FlashDevice>, block: FlashSuperblock, spec: FlashSpec) -> FlashLog {
         let segment = block.segment_bytes as usize;
-        // What lies before the log's pages in the file has been written, or will be in one go with the first growth.
+        // What lies before the log's pages in the file has been written, or will be in one go with
+        // the first growth.
         let grown = device.grown_bytes().saturating_sub(segment as u64) / PAGE_BYTES as u64;
         let segment_pages = (segment / PAGE_BYTES) as u64;
         let buffers = Buffers::new(spec.outstanding.max(2) + 2, segment);
@@ -159,7 +163,7 @@ impl FlashLog {
             read_only: false,
             first: 0,
             first_durable: 0,
-            first_told: 0,
+            first_published: 0,
             first_proven: 0,
             durable: 0,
             tail: 0,
@@ -172,7 +176,7 @@ impl FlashLog {
             writes: VecDeque::new(),
             filling: None,
             current: None,
-            lows: VecDeque::new(),
+            page_start_indexes: VecDeque::new(),
             next_begin: 1,
             terms: Terms::after(0, 0),
             base: 0,
@@ -204,12 +208,12 @@ impl FlashLog {
         }
     }
 
-    /// Opens an area after a restart. Blocks while it is read. Nothing is written; what was made without its space gets it,
-    /// if there is room.
+    /// Opens an area after a restart. Blocks while it is read. Nothing is written; what was made
+    /// without its space gets it, if there is room.
     ///
     /// # Errors
-    /// [`FlashError::Corrupt`] when something that was durable does not read back; whatever says that the area is not
-    /// this replica's.
+    /// [`FlashError::Corrupt`] when something that was durable does not read back; whatever says
+    /// that the area is not this replica's.
     pub fn open(
         device: Box<dyn FlashDevice>,
         spec: FlashSpec,
@@ -233,7 +237,8 @@ impl FlashLog {
         Ok((log, recovered))
     }
 
-    /// Opens whatever area is there, for looking at it. Nothing is written, not by [`FlashLog::poll`] either.
+    /// Opens whatever area is there, for looking at it. Nothing is written, not by
+    /// [`FlashLog::poll`] either.
     ///
     /// # Errors
     /// As [`FlashLog::open`].
@@ -247,6 +252,19 @@ impl FlashLog {
         let (mut log, recovered) = FlashLog::open_checked(device, spec, |_| Ok(()))?;
         log.read_only = true;
         Ok((log, recovered))
+    }
+
+    /// Whose area it is, by its superblock alone.
+    ///
+    /// # Errors
+    /// An area without one, a device that fails.
+    pub fn owner(mut device: Box<dyn FlashDevice>) -> Result<FlashIdentity, FlashError> {
+        let block = superblock(&mut *device)?;
+        Ok(FlashIdentity {
+            cluster: block.cluster,
+            replica: block.replica,
+            incarnation: block.incarnation,
+        })
     }
 
     fn open_checked(
@@ -264,7 +282,7 @@ impl FlashLog {
         let mut log = FlashLog::empty(device, block, spec);
         let (survey, unreadable) = log.survey()?;
         let beyond = log.find(&survey, &unreadable)?;
-        log.walk(&survey)?;
+        log.scan_pages(&survey)?;
         let recovered = FlashRecovered {
             first: log.terms.first(),
             last: log.terms.next() - 1,
@@ -275,21 +293,21 @@ impl FlashLog {
     }
 
     /// Reads all pages and keeps what matters of those that are whole and in their place.
-    fn survey(&mut self) -> Result<(Survey, Unreadable), FlashError> {
+    fn survey(&mut self) -> Result<(AreaScan, Unreadable), FlashError> {
         let segment = self.segment_pages();
-        let mut survey = Survey::new(self.block, self.grown);
+        let mut survey = AreaScan::new(self.block, self.grown);
         let unreadable = self.read_segments(0..self.grown / segment, |bytes| {
             for page in bytes.chunks_exact(PAGE_BYTES) {
                 survey.take(page);
             }
         })?;
         let mut again = 0;
-        while survey.goes_on() {
+        while survey.may_wrap() {
             let page = survey.next();
             let mut alike = true;
             self.read_segments(again..again + 1, |bytes| {
                 for page in bytes.chunks_exact(PAGE_BYTES) {
-                    alike &= !survey.goes_on() || survey.take_again(page);
+                    alike &= !survey.may_wrap() || survey.reread_page(page);
                 }
             })?;
             if !alike {
@@ -302,7 +320,7 @@ impl FlashLog {
     }
 
     /// Finds where the log begins and ends. Answers how many whole pages lie behind its end.
-    fn find(&mut self, survey: &Survey, unreadable: &Unreadable) -> Result<u64, FlashError> {
+    fn find(&mut self, survey: &AreaScan, unreadable: &Unreadable) -> Result<u64, FlashError> {
         let pages = self.block.pages;
         let (first, durable) = (survey.first, survey.durable);
         let mut tail = first;
@@ -317,7 +335,8 @@ impl FlashLog {
             previous = life;
             tail += 1;
         }
-        // Where the log ends or seems to, a page that cannot be read may be of the log; elsewhere it does not matter.
+        // Where the log ends or seems to, a page that cannot be read may be of the log; elsewhere
+        // it does not matter.
         if let Some(error) = unreadable.get(&(tail % pages)) {
             return Err((*error).into());
         }
@@ -330,10 +349,11 @@ impl FlashLog {
             return Err(FlashError::Corrupt { page: tail, what });
         }
         let beyond = survey.behind(tail);
-        (self.first, self.first_told) = (first, first);
-        // A page behind the log's end may have told where the log begins, and is written over with the next pages: until
-        // one of those tells so durably, what the log's own pages still count on stays.
-        self.first_durable = survey.first_told(first, tail);
+        (self.first, self.first_published) = (first, first);
+        // A page behind the log's end may have told where the log begins, and is written over with
+        // the next pages: until one of those tells so durably, what the log's own pages still count
+        // on stays.
+        self.first_durable = survey.first_published(first, tail);
         self.mark_due = self.first_durable < first;
         (self.tail, self.durable) = (tail, tail);
         (self.records_end, self.vouched) = (survey.records_end(first, tail), durable);
@@ -342,13 +362,13 @@ impl FlashLog {
     }
 
     /// Goes through the log's pages: which entries begin where, of which terms, and the hard state.
-    fn walk(&mut self, survey: &Survey) -> Result<(), FlashError> {
+    fn scan_pages(&mut self, survey: &AreaScan) -> Result<(), FlashError> {
         let (first, tail) = (self.first, self.tail);
         let mut walker = Walker::default();
         for page in first..tail {
-            self.lows.push_back(self.next_begin);
+            self.page_start_indexes.push_back(self.next_begin);
             for fact in survey.facts(page) {
-                self.walk_fact(&mut walker, survey, page, fact)
+                self.scan_fact(&mut walker, survey, page, fact)
                     .map_err(|what| FlashError::Corrupt { page, what })?;
             }
         }
@@ -366,51 +386,52 @@ impl FlashLog {
         Ok(())
     }
 
-    /// Takes the next fact of a page. An object that began before the log's first page is not of the log.
-    fn walk_fact(
+    /// Takes the next fact of a page. An object that began before the log's first page is not of
+    /// the log.
+    fn scan_fact(
         &mut self,
         walker: &mut Walker,
-        survey: &Survey,
+        survey: &AreaScan,
         page: u64,
-        fact: Fact,
+        fact: PageState,
     ) -> Result<(), &'static str> {
         let ours = |began: u64| began >= self.first;
         match fact {
-            Fact::Run { index, term, count } => {
+            PageState::Run { index, term, count } => {
                 for index in index..index + u64::from(count) {
-                    self.walk_begin(walker, index, term, term)?;
+                    self.scan_begin(walker, index, term, term)?;
                     walker.pending = None;
                     self.note_end(page, index, term);
                 }
             }
-            Fact::Begun {
+            PageState::Begun {
                 index,
                 term,
                 prev_term,
-            } => self.walk_begin(walker, index, term, prev_term)?,
-            Fact::Ended { index, term, began } if ours(began) => {
+            } => self.scan_begin(walker, index, term, prev_term)?,
+            PageState::Ended { index, term, began } if ours(began) => {
                 walker.pending = None;
                 self.note_end(page, index, term);
             }
-            Fact::HardState { number, began } if ours(began) => {
+            PageState::HardState { number, began } if ours(began) => {
                 walker.give_up(self);
                 (walker.hard, self.durable_hard) = (true, began);
                 let state = survey.hard_state(number);
                 self.hard_state = state.ok_or("a hard state that was not noted")?.clone();
             }
-            Fact::Reset { index, term, began } if ours(began) => {
+            PageState::Reset { index, term, began } if ours(began) => {
                 walker.give_up(self);
                 (walker.anchored, walker.reset) = (true, true);
                 self.note_reset(index, term);
                 self.reset_page = Some(page);
             }
-            Fact::Nonsense { what, began } if ours(began) => return Err(what),
+            PageState::MalformedPage { what, began } if ours(began) => return Err(what),
             _ => {}
         }
         Ok(())
     }
 
-    fn walk_begin(
+    fn scan_begin(
         &mut self,
         walker: &mut Walker,
         index: u64,
@@ -420,7 +441,8 @@ impl FlashLog {
         walker.give_up(self);
         let before = index.checked_sub(1).ok_or("an entry with index 0")?;
         if !walker.anchored || (!walker.reset && before < self.base) {
-            // The first of all: what stands before it is known from it. Those that it replaces may come first.
+            // The first of all: what stands before it is known from it. Those that it replaces may
+            // come first.
             self.terms = Terms::after(before, prev_term);
             (self.next_begin, self.base) = (index, before);
             self.ends.clear();
@@ -436,10 +458,10 @@ impl FlashLog {
             return Err("an entry that does not follow its predecessor");
         }
         walker.pending = Some(Pending {
-            pages: self.lows.len(),
-            changed: (0..self.lows.len())
+            pages: self.page_start_indexes.len(),
+            changed: (0..self.page_start_indexes.len())
                 .rev()
-                .map(|place| (place, self.lows[place]))
+                .map(|place| (place, self.page_start_indexes[place]))
                 .take_while(|(_, low)| *low > index)
                 .collect(),
             next_begin: self.next_begin,
@@ -449,8 +471,8 @@ impl FlashLog {
     }
 }
 
-/// Has an area's space set aside, so that a disk that others fill does not stop the log. One that was there before is used
-/// as it is if there is no room.
+/// Has an area's space set aside, so that a disk that others fill does not stop the log. One that
+/// was there before is used as it is if there is no room.
 fn set_aside(device: &mut dyn FlashDevice, bytes: u64) -> Result<(), FlashError> {
     match device.reserve(bytes) {
         Ok(()) => Ok(()),
@@ -488,9 +510,9 @@ impl Walker {
             return;
         };
         for (place, low) in pending.changed {
-            log.lows[place] = low;
+            log.page_start_indexes[place] = low;
         }
-        for low in log.lows.iter_mut().skip(pending.pages) {
+        for low in log.page_start_indexes.iter_mut().skip(pending.pages) {
             *low = pending.next_begin;
         }
         log.next_begin = pending.next_begin;

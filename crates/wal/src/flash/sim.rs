@@ -1,5 +1,5 @@
-//! A simulated device: deterministic, with everything that flash does to those who trust it. The disk outlives its
-//! devices, as a real one outlives processes.
+//! A simulated device: deterministic, with everything that flash does to those who trust it. The
+//! disk outlives its devices, as a real one outlives processes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -203,8 +203,8 @@ impl SimDisk {
         self.lock().waiting.len()
     }
 
-    /// The power fails: of every write under way each page has reached the medium or not, or half of it has where
-    /// pages may tear. Answers how many pages were at stake.
+    /// The power fails: of every write under way each page has reached the medium or not, or half
+    /// of it has where pages may tear. Answers how many pages were at stake.
     pub fn crash(&self, seed: u64) -> usize {
         let mut disk = self.lock();
         disk.random ^= seed.rotate_left(17);
@@ -222,7 +222,7 @@ impl SimDisk {
                 match disk.draw() % if torn { 3 } else { 2 } {
                     0 => {}
                     1 => disk.write(offset, page),
-                    _ => disk.tear(offset, page),
+                    _ => disk.write_torn_page(offset, page),
                 }
             }
         }
@@ -241,8 +241,8 @@ impl SimDisk {
         copy
     }
 
-    /// A copy of the disk as a power failure now could leave it: see [`SimDisk::crash`]. `choose` decides per page
-    /// under way: 0 not written, 1 written, 2 torn.
+    /// A copy of the disk as a power failure now could leave it: see [`SimDisk::crash`]. `choose`
+    /// decides per page under way: 0 not written, 1 written, 2 torn.
     pub fn crashed_copy(&self, mut choose: impl FnMut(usize) -> u8) -> SimDisk {
         let copy = self.copy(1);
         let disk = self.lock();
@@ -257,7 +257,7 @@ impl SimDisk {
                 match choose(number) {
                     0 => {}
                     1 => new.write(offset, page),
-                    _ => new.tear(offset, page),
+                    _ => new.write_torn_page(offset, page),
                 }
                 number += 1;
             }
@@ -267,7 +267,7 @@ impl SimDisk {
     }
 
     /// Pages of writes under way.
-    pub fn pages_at_stake(&self) -> usize {
+    pub fn in_flight_pages(&self) -> usize {
         let disk = self.lock();
         let writes = disk
             .waiting
@@ -306,7 +306,8 @@ impl SimDisk {
             .collect()
     }
 
-    /// Pages of the log that a later one says were durable when it was written: that one of them is damaged must be seen.
+    /// Pages of the log that a later one says were durable when it was written: that one of them is
+    /// damaged must be seen.
     pub fn vouched(&self) -> Vec<u64> {
         let disk = self.lock();
         let readable = disk
@@ -331,7 +332,7 @@ impl SimDisk {
 }
 
 impl Disk {
-    fn tear(&mut self, offset: u64, page: &[u8]) {
+    fn write_torn_page(&mut self, offset: u64, page: &[u8]) {
         let mut bytes = vec![0; PAGE_BYTES];
         self.read(offset, &mut bytes);
         for at in (0..PAGE_BYTES).step_by(SECTOR) {

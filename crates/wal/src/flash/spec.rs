@@ -17,7 +17,8 @@ pub struct FlashSpec {
     pub bytes: u64,
     /// Writes that may be outstanding; as many segment buffers are held.
     pub outstanding: usize,
-    /// As the only level: writes outstanding from which on entries are gathered instead of written at once.
+    /// As the only level: writes outstanding from which on entries are gathered instead of written
+    /// at once.
     pub groups: usize,
     /// A page that is not full is written after this long, in microseconds.
     pub flush_after_us: u64,
@@ -112,7 +113,7 @@ pub enum FlashError {
     #[error("the flash area has format version {0}, this program knows another")]
     VersionUnknown(u32),
     /// Neither copy of the superblock is what was written.
-    #[error("the flash area's header is damaged")]
+    #[error("the flash area's header is damaged, or the file is no flash area")]
     Damaged,
     /// Another cluster's, replica's or life's.
     #[error("the flash area belongs to {found:x?}, not {expected:x?}")]

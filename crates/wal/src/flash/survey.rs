@@ -1,18 +1,21 @@
-//! What opening an area keeps of its pages. Each is read once, and what the log is made from is noted in their place:
-//! which entries begin and end in it. Where the log begins and ends is known only after the last one.
+//! What opening an area keeps of its pages. Each is read once, and what the log is made from is
+//! noted in their place: which entries begin and end in it. Where the log begins and ends is known
+//! only after the last one.
 
 use cyclone_wire::flash::{EntryHead, FlashSuperblock, PAGE_BYTES, PageHeader};
 use cyclone_wire::ring::HardState;
 
-use super::assemble::{Assembler, Nonsense, Object, Step};
+use super::assemble::{Assembler, MalformedPage, Object, Step};
 
 /// In place of a sequence: the page is not whole, or not in its place.
 const NONE: u64 = u64::MAX;
 
-/// Something met in a page. `began` is the page in which an object began: if that is not of the log, nor is the object.
+/// Something met in a page. `began` is the page in which an object began: if that is not of the
+/// log, nor is the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fact {
-    /// So many entries, one after the other, begin and end here; all are of one term, and so is their predecessor.
+pub(crate) enum PageState {
+    /// So many entries, one after the other, begin and end here; all are of one term, and so is
+    /// their predecessor.
     Run { index: u64, term: u64, count: u32 },
     /// An entry begins.
     Begun {
@@ -27,7 +30,7 @@ pub(crate) enum Fact {
     /// The log begins anew.
     Reset { index: u64, term: u64, began: u64 },
     /// Something that makes no sense.
-    Nonsense { what: &'static str, began: u64 },
+    MalformedPage { what: &'static str, began: u64 },
 }
 
 /// A page by its place.
@@ -43,33 +46,33 @@ struct Page {
 }
 
 /// See the module's text.
-pub(crate) struct Survey {
+pub(crate) struct AreaScan {
     block: FlashSuperblock,
     pages: Vec<Page>,
-    facts: Vec<Fact>,
+    facts: Vec<PageState>,
     hard_states: Vec<HardState>,
     assembler: Assembler<()>,
     /// The sequence that would go on with the page seen last.
     next: u64,
     /// What ends behind the area's end: in the page of this sequence, before anything else.
-    across: Option<(u64, Fact)>,
+    carried_over: Option<(u64, PageState)>,
     /// The highest that any page says.
     pub(crate) first: u64,
     pub(crate) durable: u64,
     pub(crate) life: u32,
 }
 
-impl Survey {
+impl AreaScan {
     /// `pages` is how many will come.
-    pub(crate) fn new(block: FlashSuperblock, pages: u64) -> Survey {
-        Survey {
+    pub(crate) fn new(block: FlashSuperblock, pages: u64) -> AreaScan {
+        AreaScan {
             block,
             pages: Vec::with_capacity(pages as usize),
             facts: Vec::new(),
             hard_states: Vec::new(),
             assembler: Assembler::from_index(0),
             next: NONE,
-            across: None,
+            carried_over: None,
             first: 0,
             durable: 0,
             life: 0,
@@ -112,20 +115,20 @@ impl Survey {
             self.assembler.forget();
         }
         self.next = header.sequence + 1;
-        if let Err(Nonsense { began, what }) = self.feed(&header, bytes) {
-            self.facts.push(Fact::Nonsense { what, began });
+        if let Err(MalformedPage { began, what }) = self.feed(&header, bytes) {
+            self.facts.push(PageState::MalformedPage { what, began });
             if began < header.sequence {
                 // Should that page not be of the log, what stands behind the object's end counts.
                 self.assembler.forget();
-                if let Err(Nonsense { began, what }) = self.feed(&header, bytes) {
-                    self.facts.push(Fact::Nonsense { what, began });
+                if let Err(MalformedPage { began, what }) = self.feed(&header, bytes) {
+                    self.facts.push(PageState::MalformedPage { what, began });
                 }
             }
         }
     }
 
-    fn feed(&mut self, header: &PageHeader, bytes: &[u8]) -> Result<(), Nonsense> {
-        let Survey {
+    fn feed(&mut self, header: &PageHeader, bytes: &[u8]) -> Result<(), MalformedPage> {
+        let AreaScan {
             facts,
             hard_states,
             assembler,
@@ -139,7 +142,7 @@ impl Survey {
                 term,
                 prev_term,
                 ..
-            }) => facts.push(Fact::Begun {
+            }) => facts.push(PageState::Begun {
                 index,
                 term,
                 prev_term,
@@ -151,21 +154,22 @@ impl Survey {
         })
     }
 
-    /// Whether an object has begun in the area's last page that may go on in its first one: then pages are to be taken by
-    /// [`Survey::take_again`], from the first one on.
-    pub(crate) fn goes_on(&self) -> bool {
+    /// Whether an object has begun in the area's last page that may go on in its first one: then
+    /// pages are to be taken by
+    /// [`AreaScan::reread_page`], from the first one on.
+    pub(crate) fn may_wrap(&self) -> bool {
         let wrapped = self.pages.len() as u64 == self.block.pages;
         let since = self.assembler.open_since();
         wrapped
-            && self.across.is_none()
+            && self.carried_over.is_none()
             && self.next != NONE
             && since.is_some_and(|since| since >= self.first)
             && self.life_of(self.next).is_some()
     }
 
-    /// Takes once more the next of the pages in which an object from the area's end may go on. Answers whether it reads as
-    /// before.
-    pub(crate) fn take_again(&mut self, bytes: &[u8]) -> bool {
+    /// Takes once more the next of the pages in which an object from the area's end may go on.
+    /// Answers whether it reads as before.
+    pub(crate) fn reread_page(&mut self, bytes: &[u8]) -> bool {
         let place = self.next % self.block.pages;
         let header = self.header(place, bytes);
         let Some(header) = header.filter(|header| header.sequence == self.next) else {
@@ -183,14 +187,14 @@ impl Survey {
                 });
             }
         });
-        if let Err(Nonsense { began, what }) = fed
+        if let Err(MalformedPage { began, what }) = fed
             && first.is_none()
             && Some(began) == since
         {
-            first = Some(Some(Fact::Nonsense { what, began }));
+            first = Some(Some(PageState::MalformedPage { what, began }));
         }
         if let Some(fact) = first {
-            self.across = fact.map(|fact| (header.sequence, fact));
+            self.carried_over = fact.map(|fact| (header.sequence, fact));
             self.assembler.forget();
         }
         true
@@ -208,7 +212,7 @@ impl Survey {
     }
 
     /// Where the log begins at least, as pages of it say from `first` to below `tail`.
-    pub(crate) fn first_told(&self, first: u64, tail: u64) -> u64 {
+    pub(crate) fn first_published(&self, first: u64, tail: u64) -> u64 {
         let place = |sequence: u64| (sequence % self.block.pages) as usize;
         let told = (first..tail).map(|sequence| self.pages[place(sequence)].first);
         told.max().unwrap_or(first)
@@ -231,15 +235,15 @@ impl Survey {
     }
 
     /// What was met in a page of the log, in order.
-    pub(crate) fn facts(&self, sequence: u64) -> impl Iterator<Item = Fact> + '_ {
+    pub(crate) fn facts(&self, sequence: u64) -> impl Iterator<Item = PageState> + '_ {
         let place = (sequence % self.block.pages) as usize;
         let start = |place: usize| {
             let page = self.pages.get(place);
             page.map_or(self.facts.len(), |page| page.facts)
         };
-        let across = self.across.filter(|(page, _)| *page == sequence);
+        let carried_over = self.carried_over.filter(|(page, _)| *page == sequence);
         let here = &self.facts[start(place)..start(place + 1)];
-        across
+        carried_over
             .map(|(_, fact)| fact)
             .into_iter()
             .chain(here.iter().copied())
@@ -251,26 +255,27 @@ impl Survey {
     }
 }
 
-fn of_object(object: Object<()>, began: u64, hard_states: &mut Vec<HardState>) -> Fact {
+fn of_object(object: Object<()>, began: u64, hard_states: &mut Vec<HardState>) -> PageState {
     match object {
-        Object::Entry(EntryHead { index, term, .. }, ()) => Fact::Ended { index, term, began },
-        Object::Reset(index, term) => Fact::Reset { index, term, began },
+        Object::Entry(EntryHead { index, term, .. }, ()) => PageState::Ended { index, term, began },
+        Object::Reset(index, term) => PageState::Reset { index, term, began },
         Object::HardState(state) => {
             if hard_states.last() != Some(&state) {
                 hard_states.push(state);
             }
             let number = hard_states.len() - 1;
-            Fact::HardState { number, began }
+            PageState::HardState { number, began }
         }
     }
 }
 
-/// Notes what has come to an end in a page whose facts begin at `here`. Small entries are noted together.
-fn note(facts: &mut Vec<Fact>, here: usize, fact: Fact) {
+/// Notes what has come to an end in a page whose facts begin at `here`. Small entries are noted
+/// together.
+fn note(facts: &mut Vec<PageState>, here: usize, fact: PageState) {
     let begun = facts[here..].last().copied();
     let (
-        Fact::Ended { index, term, .. },
-        Some(Fact::Begun {
+        PageState::Ended { index, term, .. },
+        Some(PageState::Begun {
             index: begun,
             prev_term,
             ..
@@ -286,12 +291,12 @@ fn note(facts: &mut Vec<Fact>, here: usize, fact: Fact) {
     }
     facts.pop();
     match facts[here..].last_mut() {
-        Some(Fact::Run {
+        Some(PageState::Run {
             index: from,
             term: of,
             count,
         }) if *of == term && *from + u64::from(*count) == index => *count += 1,
-        _ => facts.push(Fact::Run {
+        _ => facts.push(PageState::Run {
             index,
             term,
             count: 1,

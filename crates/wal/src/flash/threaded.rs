@@ -59,7 +59,8 @@ impl AreaFile {
             Err(error) => return Err(error),
         };
         lock(&file, operation)?;
-        // Its name, and what an earlier process wrote last: a file that has grown may only have done so in a journal.
+        // Its name, and what an earlier process wrote last: a file that has grown may only have
+        // done so in a journal.
         file.sync_all()?;
         let parent = path.parent().filter(|parent| *parent != Path::new(""));
         File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
@@ -77,8 +78,9 @@ impl AreaFile {
         })
     }
 
-    /// Sets all of the area's space aside; its length goes on saying what has been written. Where nothing can be set aside
-    /// that is no failure: in memory it would take that, and not every file system knows how.
+    /// Sets all of the area's space aside; its length goes on saying what has been written. Where
+    /// nothing can be set aside that is no failure: in memory it would take that, and not every
+    /// file system knows how.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
         let Some(there) = self.file.metadata().ok().filter(|it| it.is_file()) else {
             return Ok(());
@@ -95,7 +97,8 @@ impl AreaFile {
         match reserved {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(error) => {
-                // It may have taken all that there was, which others need. Nothing is under way that lengthens the file.
+                // It may have taken all that there was, which others need. Nothing is under way
+                // that lengthens the file.
                 let _ = self.file.set_len(there.len());
                 match error {
                     // No file is ever so large.
@@ -120,8 +123,8 @@ impl AreaFile {
     }
 }
 
-/// Locks the file. A process that has just ended may leave the kernel at work for a moment on what it had under way,
-/// and the file is locked until that is done.
+/// Locks the file. A process that has just ended may leave the kernel at work for a moment on what
+/// it had under way, and the file is locked until that is done.
 fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
     let until = Instant::now() + LOCK_PATIENCE;
     loop {

@@ -24,10 +24,10 @@ pub struct UringFlash {
     /// Buffers that the kernel knows.
     registered: Option<Buffers>,
     /// Requests that the kernel works on; their place is their name there.
-    flying: Vec<Option<Request>>,
+    in_flight: Vec<Option<Request>>,
     free: Vec<usize>,
     /// Some are in the queue, and the kernel has not been told.
-    untold: bool,
+    needs_submit: bool,
 }
 
 impl UringFlash {
@@ -46,9 +46,9 @@ impl UringFlash {
             bytes,
             event,
             registered: None,
-            flying: (0..ENTRIES).map(|_| None).collect(),
+            in_flight: (0..ENTRIES).map(|_| None).collect(),
             free: (0..ENTRIES as usize).collect(),
-            untold: false,
+            needs_submit: false,
         })
     }
 
@@ -59,8 +59,9 @@ impl UringFlash {
         let known = self.registered.as_ref();
         let known = known.is_some_and(|known| known.owns(&request.buffer));
         let pointer = request.buffer.pointer();
-        // Even where no cache loses anything: growth changes what the file system only keeps in its journal, and so does
-        // the first write to a hole. Where neither is the case the flag costs nothing.
+        // Even where no cache loses anything: growth changes what the file system only keeps in its
+        // journal, and so does the first write to a hole. Where neither is the case the flag costs
+        // nothing.
         let sync = libc::RWF_DSYNC;
         let entry = match (request.action, known) {
             (Action::Read, true) => opcode::ReadFixed::new(fd, pointer, len, number)
@@ -81,8 +82,8 @@ impl UringFlash {
 
     fn tell(&mut self) {
         // Interrupted or busy: the queue keeps them, the next call tells again.
-        if self.untold && self.ring.submit().is_ok() {
-            self.untold = !self.ring.submission().is_empty();
+        if self.needs_submit && self.ring.submit().is_ok() {
+            self.needs_submit = !self.ring.submission().is_empty();
         }
     }
 }
@@ -104,7 +105,8 @@ impl FlashDevice for UringFlash {
         if self.registered.is_some() {
             return;
         }
-        // SAFETY: the buffers' block lives as long as `registered` holds on to it, which is until the ring is gone.
+        // SAFETY: the buffers' block lives as long as `registered` holds on to it, which is until
+        // the ring is gone.
         let registered = unsafe { self.ring.submitter().register_buffers(&buffers.iovecs()) };
         // Limits on locked memory may refuse it: then the buffers are named anew with each request.
         self.registered = registered.is_ok().then(|| buffers.clone());
@@ -118,15 +120,15 @@ impl FlashDevice for UringFlash {
             return Err(request);
         };
         let entry = self.entry(place, &mut request);
-        // SAFETY: the buffer is kept in `flying`, untouched, until the kernel is done with it; if the device is dropped
-        // before, it is leaked. The file stays open as long as the ring.
+        // SAFETY: the buffer is kept in `in_flight`, untouched, until the kernel is done with it;
+        // if the device is dropped before, it is leaked. The file stays open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             self.free.push(place);
             return Err(request);
         }
-        self.flying[place] = Some(request);
-        self.untold = true;
+        self.in_flight[place] = Some(request);
+        self.needs_submit = true;
         self.tell();
         Ok(())
     }
@@ -141,7 +143,7 @@ impl FlashDevice for UringFlash {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         for entry in self.ring.completion() {
             let place = entry.user_data() as usize;
-            let request = self.flying.get_mut(place).and_then(Option::take);
+            let request = self.in_flight.get_mut(place).and_then(Option::take);
             let Some(request) = request else { continue };
             self.free.push(place);
             let result = match entry.result() {
@@ -165,12 +167,12 @@ impl FlashDevice for UringFlash {
         if self.outstanding() > 0 {
             // An interruption is as good as an event: the caller polls either way.
             let _ = self.ring.submit_and_wait(1);
-            self.untold = false;
+            self.needs_submit = false;
         }
     }
 
     fn outstanding(&self) -> usize {
-        self.flying.len() - self.free.len()
+        self.in_flight.len() - self.free.len()
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -193,8 +195,9 @@ impl Drop for UringFlash {
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.poll(0, &mut done);
-        // What the kernel still works on is leaked rather than waited for: a device that hangs must not hang its owner.
-        for request in self.flying.drain(..).flatten() {
+        // What the kernel still works on is leaked rather than waited for: a device that hangs must
+        // not hang its owner.
+        for request in self.in_flight.drain(..).flatten() {
             std::mem::forget(request);
         }
         if self.free.len() < ENTRIES as usize {

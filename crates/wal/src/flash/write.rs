@@ -1,5 +1,5 @@
-//! Writing: objects into pages, pages into segments, segments to the device; durability counted in order, whatever
-//! order the device works in.
+//! Writing: objects into pages, pages into segments, segments to the device; durability counted in
+//! order, whatever order the device works in.
 
 mod grow;
 mod place;
@@ -23,7 +23,7 @@ const POLL_US: u64 = 200;
 const GROW: u64 = 1 << 62;
 
 /// Pages in the making, at most to the segment's end.
-pub(crate) struct Filling {
+pub(crate) struct OpenPage {
     buffer: Buffer,
     from: u64,
     /// Bytes of records of each page.
@@ -66,7 +66,8 @@ enum Placed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reserve {
     Untouched,
-    /// For the log's new beginning, and the hard state that belongs to it: it gives up all that fills the area.
+    /// For the log's new beginning, and the hard state that belongs to it: it gives up all that
+    /// fills the area.
     Half,
     /// For pages without records: they tell what has been given up.
     All,
@@ -77,7 +78,8 @@ pub(crate) struct Current {
     kind: ObjectKind,
     /// The object's bytes; of an entry only its head.
     head: Vec<u8>,
-    /// Of an entry: index and term. Of a hard state: number of the change, and the commit index that it says.
+    /// Of an entry: index and term. Of a hard state: number of the change, and the commit index
+    /// that it says.
     entry: (u64, u64),
     total: usize,
     done: usize,
@@ -86,8 +88,8 @@ pub(crate) struct Current {
 }
 
 impl FlashLog {
-    /// Takes entries from the ring, up to and including `upto`, as far as there is room. What is incomplete goes on
-    /// with the next call. Answers whether anything moved.
+    /// Takes entries from the ring, up to and including `upto`, as far as there is room. What is
+    /// incomplete goes on with the next call. Answers whether anything moved.
     pub fn pump(&mut self, ring: &Ring, upto: u64, now_us: u64) -> bool {
         self.pump_from(Some(ring), upto, now_us)
     }
@@ -117,7 +119,7 @@ impl FlashLog {
             self.blocked = None;
         }
         self.flush_groups();
-        self.submit_waiting(now_us);
+        self.submit_queued(now_us);
         moved
     }
 
@@ -147,7 +149,8 @@ impl FlashLog {
         self.note_reset(index, term);
     }
 
-    /// As the only level: a new hard state, to be written before any further entry. Answers the number of this change.
+    /// As the only level: a new hard state, to be written before any further entry. Answers the
+    /// number of this change.
     pub fn set_hard_state(&mut self, state: HardState) -> u64 {
         if self.hard_state != state {
             self.hard_state = state;
@@ -156,7 +159,8 @@ impl FlashLog {
         self.hard_version
     }
 
-    /// Whether entries up to `last` and hard state change `version` stand in pages below [`FlashLog::position`].
+    /// Whether entries up to `last` and hard state change `version` stand in pages below
+    /// [`FlashLog::position`].
     pub fn has(&self, last: u64, version: u64) -> bool {
         self.terms.next() > last && self.hard_written >= version && self.reset_due.is_none()
     }
@@ -207,8 +211,8 @@ impl FlashLog {
         true
     }
 
-    /// Whether the hard state is to be written before the next entry. One that only commits more goes behind the entries
-    /// that it commits.
+    /// Whether the hard state is to be written before the next entry. One that only commits more
+    /// goes behind the entries that it commits.
     fn hard_state_first(&self, available: bool) -> bool {
         let state = &self.hard_state;
         let commits_later = available
@@ -219,7 +223,7 @@ impl FlashLog {
     }
 
     /// Sees to it that the open page takes this many more bytes.
-    fn make_room(&mut self, bytes: usize, reserve: Reserve, now_us: u64) -> bool {
+    fn ensure_page_space(&mut self, bytes: usize, reserve: Reserve, now_us: u64) -> bool {
         if let Some(filling) = &self.filling
             && filling.open
         {
@@ -245,7 +249,7 @@ impl FlashLog {
         } else if self.filling.is_none() {
             match self.buffers.take() {
                 Some(buffer) => {
-                    self.filling = Some(Filling {
+                    self.filling = Some(OpenPage {
                         buffer,
                         from: page,
                         used: Vec::with_capacity(segment as usize),
@@ -271,7 +275,7 @@ impl FlashLog {
         filling.used.push(0);
         filling.open = true;
         self.tail += 1;
-        self.lows.push_back(self.next_begin);
+        self.page_start_indexes.push_back(self.next_begin);
         self.hard_due |= page.is_multiple_of(segment) && self.block.mode == FlashMode::Only;
         true
     }
@@ -292,14 +296,14 @@ impl FlashLog {
             return;
         };
         if self.durable >= self.first_proven {
-            self.first_told = self.first;
+            self.first_published = self.first;
         }
         for (place, used) in filling.used.iter().enumerate() {
             let header = PageHeader {
                 log: self.block.log,
                 sequence: filling.from + place as u64,
                 durable: self.durable,
-                first: self.first_told,
+                first: self.first_published,
                 tag: self.block.tag,
                 life: self.life,
                 used: *used,
@@ -307,7 +311,7 @@ impl FlashLog {
             header.seal(&mut filling.buffer[place * PAGE_BYTES..(place + 1) * PAGE_BYTES]);
         }
         self.vouched = self.durable;
-        self.mark_due &= self.first_told < self.first;
+        self.mark_due &= self.first_published < self.first;
         let token = self.token();
         let pages = filling.used.len() as u64;
         self.stats.writes += 1;
@@ -316,7 +320,7 @@ impl FlashLog {
             token,
             from: filling.from,
             pages,
-            first: self.first_told,
+            first: self.first_published,
             failed: false,
             since_us: filling.opened_us,
             step: Step::Waits(filling.buffer, 0),
@@ -328,7 +332,7 @@ impl FlashLog {
         if self.filling.is_some() {
             self.close_page();
             self.seal();
-            self.submit_waiting(now_us);
+            self.submit_queued(now_us);
         }
     }
 
@@ -343,7 +347,7 @@ impl FlashLog {
         }
     }
 
-    fn submit_waiting(&mut self, now_us: u64) {
+    fn submit_queued(&mut self, now_us: u64) {
         for write in &mut self.writes {
             if !matches!(write.step, Step::Waits(_, due) if due <= now_us) {
                 continue;
@@ -387,7 +391,7 @@ impl FlashLog {
         if work > 0 {
             self.flush_groups();
         }
-        let late = |filling: &Filling| {
+        let late = |filling: &OpenPage| {
             now_us.saturating_sub(filling.opened_us) >= self.spec.flush_after_us
         };
         if self.filling.as_ref().is_some_and(late) {
@@ -395,7 +399,7 @@ impl FlashLog {
         }
         self.write_mark(now_us);
         self.grow(now_us);
-        self.submit_waiting(now_us);
+        self.submit_queued(now_us);
         self.pump_fetches(now_us);
         work
     }
@@ -410,7 +414,7 @@ impl FlashLog {
             Step::Waits(_, due) if due > 0 => Some(due),
             _ => None,
         });
-        let mark = match self.wants_mark() {
+        let mark = match self.needs_commit_mark() {
             true => self.idle_since_us + self.spec.flush_after_us,
             false => u64::MAX,
         };
@@ -449,8 +453,8 @@ impl FlashLog {
         match result {
             Ok(()) => (write.step, write.failed) = (Step::Done, false),
             Err(error) => {
-                // Pages are whole or not there, and only what comes back without an error counts: the same bytes once
-                // more, for as long as it takes.
+                // Pages are whole or not there, and only what comes back without an error counts:
+                // the same bytes once more, for as long as it takes.
                 write.step = Step::Waits(completion.buffer, now_us + self.spec.retry_after_us);
                 write.failed = true;
                 self.stats.write_errors += 1;
@@ -476,9 +480,9 @@ impl FlashLog {
         self.settle_ends();
     }
 
-    /// A page without records is worth writing: there was trimming that no page tells of while room is short, or the last
-    /// pages have nobody who vouches that they were durable.
-    fn wants_mark(&self) -> bool {
+    /// A page without records is worth writing: there was trimming that no page tells of while room
+    /// is short, or the last pages have nobody who vouches that they were durable.
+    fn needs_commit_mark(&self) -> bool {
         let quiet = self.filling.is_none() && self.writes.is_empty() && !self.read_only;
         let short = self.tail + 2 * self.segment_pages() >= self.first_durable + self.block.pages;
         let told = self.vouched >= self.records_end;
@@ -486,7 +490,7 @@ impl FlashLog {
     }
 
     fn write_mark(&mut self, now_us: u64) {
-        if !self.wants_mark() {
+        if !self.needs_commit_mark() {
             return;
         }
         let urgent = self.mark_due && self.blocked.is_some();
@@ -504,7 +508,7 @@ impl FlashLog {
     }
 }
 
-impl Filling {
+impl OpenPage {
     /// The open page and the byte of it that is next.
     fn cursor(&self) -> (usize, usize) {
         let page = self.used.len() - 1;

@@ -1,4 +1,5 @@
-//! A ring and its frames in one simulated region, the operations on it, and what the log must then hold.
+//! A ring and its frames in one simulated region, the operations on it, and what the log must then
+//! hold.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use cyclone_pmem::{CrashSim, Payload, Pool, Region};

@@ -6,16 +6,20 @@ use crate::command::{
     Expectation, Expected, ExpireIf, Expiry, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Operation,
 };
 
-/// Bytes of the shortest operation and of the shortest expectation: what a count must at least be followed by.
+/// Bytes of the shortest operation and of the shortest expectation: what a count must at least be
+/// followed by.
 const SHORTEST_OPERATION: usize = 1;
 const SHORTEST_EXPECTATION: usize = 5;
 
 /// Whether an operation of this tag may stand there.
 pub(super) fn may_stand(tag: u8, place: Where) -> bool {
     match tag {
-        tag::OPEN_SESSION | tag::CLOSE_SESSION | tag::SWEEP | tag::MEMBERS | tag::RECORD => {
-            place == Where::Entry
-        }
+        tag::OPEN_SESSION
+        | tag::CLOSE_SESSION
+        | tag::SWEEP
+        | tag::MEMBERS
+        | tag::RECORD
+        | tag::SET_CLOCK => place == Where::Entry,
         tag::BATCH => place != Where::Inner,
         _ => true,
     }
@@ -63,7 +67,8 @@ fn count(
     Ok(count)
 }
 
-/// Reads what follows the tag. Vectors grow as items are read, so that a count alone reserves nothing.
+/// Reads what follows the tag. Vectors grow as items are read, so that a count alone reserves
+/// nothing.
 pub(super) fn read<'a>(
     reader: &mut Reader<'a>,
     place: Where,

@@ -78,7 +78,7 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
     let condition =
         [Condition::Always, Condition::Absent, Condition::Present][usize::from(flags % 3)];
     let get = flags & 128 != 0;
-    match which % 19 {
+    match which % 21 {
         0 => Operation::Noop,
         1 => Operation::OpenSession,
         2 => Operation::CloseSession { session: *offset },
@@ -136,6 +136,12 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
             after: *offset,
             record: value,
         },
+        19 => Operation::IncrByLongDouble {
+            key,
+            delta: LongDouble::parse(format!("{other}e{}", delta % 4_000).as_bytes())
+                .unwrap_or(LongDouble::ZERO),
+        },
+        20 => Operation::SetClock { time_ms: *offset },
         _ => Operation::Batch {
             expectations: (0..flags % 5).map(|at| expectation(raw, at)).collect(),
             operations: (0..16u8)
@@ -193,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_an_error_or_a_command(bytes in vec(any::<u8>(), 0..300), head in 0u8..2, tag in 0u8..18) {
+    fn garbage_is_an_error_or_a_command(bytes in vec(any::<u8>(), 0..300), head in 0u8..2, tag in 0u8..21) {
         let _ = Query::decode(&bytes);
         let mut shaped = vec![head, tag];
         shaped.extend_from_slice(&bytes);

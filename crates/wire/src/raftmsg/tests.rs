@@ -19,6 +19,9 @@ fn message() -> impl Strategy<Value = (RaftMessage, Vec<u8>)> {
                 (message.index, message.log_term) = (b, a);
                 (message.commit, message.commit_term) = (b / 2, a / 2);
                 message.priority = priority;
+                if kind.carries_clock() {
+                    message.wall_ms = context % MAX_NUMBER;
+                }
                 use RaftKind::*;
                 match kind {
                     Append => {
@@ -37,10 +40,12 @@ fn message() -> impl Strategy<Value = (RaftMessage, Vec<u8>)> {
                     AppendResponse | VoteResponse | PreVoteResponse => {
                         message.reject = reject;
                         message.reject_hint = a;
+                        message.impaired = kind == AppendResponse && flag;
                     }
                     Heartbeat | HeartbeatResponse if flag => {
                         message.context = Context::Read(context)
                     }
+                    HeartbeatResponse => message.impaired = reject,
                     Vote if flag => message.context = Context::Transfer,
                     Snapshot => {
                         let members = Members {
@@ -143,7 +148,7 @@ fn contradictions_are_refused() {
             ..good.clone()
         },
         RaftMessage {
-            request_snapshot: 1,
+            wall_ms: 1,
             ..good.clone()
         },
         RaftMessage {

@@ -1,4 +1,5 @@
-//! Replies. Each function appends one element to `out`; aggregates announce how many elements the caller appends next.
+//! Replies. Each function appends one element to `out`; aggregates announce how many elements the
+//! caller appends next.
 
 use super::number::Decimal;
 

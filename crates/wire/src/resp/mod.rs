@@ -1,5 +1,5 @@
-//! The Redis protocol, RESP2 and RESP3, as a server speaks it: requests are parsed in place, replies are appended to
-//! a buffer. Limits and error texts follow Redis 7 (`networking.c`).
+//! The Redis protocol, RESP2 and RESP3, as a server speaks it: requests are parsed in place,
+//! replies are appended to a buffer. Limits and error texts follow Redis 7 (`networking.c`).
 
 pub mod encode;
 mod inline;

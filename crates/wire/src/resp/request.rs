@@ -1,12 +1,13 @@
-//! Requests: an incremental parser that leaves the arguments where they arrived and remembers how far it came, so
-//! that a large value arriving in pieces is looked at once.
+//! Requests: an incremental parser that leaves the arguments where they arrived and remembers how
+//! far it came, so that a large value arriving in pieces is looked at once.
 
 use super::inline;
 use super::number::parse_i64;
 
 /// Longest inline command and longest length line, as in Redis.
 const LINE_LIMIT: usize = 64 * 1024;
-/// Longest argument that keeps the stream in step: beyond it, Redis too answers an error and hangs up.
+/// Longest argument that keeps the stream in step: beyond it, Redis too answers an error and hangs
+/// up.
 const SKIP_LIMIT: i64 = 512 * 1024 * 1024;
 /// What a client may send before it has authenticated.
 const UNTRUSTED_ARGS: i64 = 10;
@@ -81,7 +82,8 @@ pub enum Excess {
 pub enum Parsed {
     /// More bytes are needed; those given must be given again, with more behind them.
     Incomplete,
-    /// A request of so many bytes; see [`RequestParser::args`]. Answered again until [`RequestParser::advance`].
+    /// A request of so many bytes; see [`RequestParser::args`]. Answered again until
+    /// [`RequestParser::advance`].
     Command(usize),
     /// So many bytes mean nothing (an empty line, part of an oversize request) and are done with.
     Skipped(usize),
@@ -236,7 +238,8 @@ impl RequestParser {
         }
     }
 
-    /// The arguments of the request found in `input`, the same bytes that were given to [`RequestParser::parse`].
+    /// The arguments of the request found in `input`, the same bytes that were given to
+    /// [`RequestParser::parse`].
     pub fn args<'a>(&'a self, input: &'a [u8]) -> Args<'a> {
         let bytes = if self.state == (State::Ready { inline: true }) {
             &self.inline
@@ -265,7 +268,8 @@ impl RequestParser {
         }
     }
 
-    /// Bytes that the current request occupies here, beside those given. What is kept for the next one is little, and not counted.
+    /// Bytes that the current request occupies here, beside those given. What is kept for the next
+    /// one is little, and not counted.
     pub fn held(&self) -> usize {
         let ranges = match self.ranges.capacity() {
             ..=KEPT_RANGES => self.ranges.len(),
@@ -376,8 +380,8 @@ impl RequestParser {
     }
 }
 
-/// Reads a number that ends with CR LF; answers it and where the next line begins. Like Redis, trusts that LF
-/// follows CR.
+/// Reads a number that ends with CR LF; answers it and where the next line begins. Like Redis,
+/// trusts that LF follows CR.
 fn line_number(
     input: &[u8],
     start: usize,

@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::encode;
 use super::*;
 
-/// Feeds `bytes` in pieces of `piece` bytes, as a connection would; answers the requests and how it ended.
+/// Feeds `bytes` in pieces of `piece` bytes, as a connection would; answers the requests and how it
+/// ended.
 fn feed(
     bytes: &[u8],
     piece: usize,

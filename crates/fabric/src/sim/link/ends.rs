@@ -114,8 +114,8 @@ impl Net {
         self.abandon(way, false);
     }
 
-    /// A side learns that its connection has ended: completions that were on their way come first, then the operation
-    /// to blame, then the rest in order of posting.
+    /// A side learns that its connection has ended: completions that were on their way come first,
+    /// then the operation to blame, then the rest in order of posting.
     pub(in crate::sim) fn notice(&mut self, way: Way, kind: FailureKind) {
         let (from, _) = self.ends(way);
         let closed = &mut self.links[way.link].closed[way.side];

@@ -12,13 +12,13 @@ fn at(text: &str) -> SocketAddr {
 }
 
 /// Carries calls to and fro between two ends, port by port, until nobody has more to say.
-fn carry(now_us: u64, mut calls: Vec<Call>, a: &mut Neighbours, b: &mut Neighbours) {
+fn carry(now_us: u64, mut calls: Vec<OutgoingPacket>, a: &mut Neighbours, b: &mut Neighbours) {
     let mut at_b = true;
     for _ in 0..4 {
         let mut more = Vec::new();
         for (port, packet) in calls {
             let to = if at_b { &mut *b } else { &mut *a };
-            assert!(to.hear(now_us, port, &packet, &mut more));
+            assert!(to.on_packet(now_us, port, &packet, &mut more));
         }
         (calls, at_b) = (more, !at_b);
     }
@@ -43,41 +43,41 @@ fn asked_once_then_known_both_ways_until_it_is_old() {
         // Old, but good: asked for again meanwhile.
         assert!(a.find(STALE_US + 5, other, &mut calls).is_some());
         assert_eq!(calls.len(), 1);
-        assert_eq!(a.find(KEPT_US + 5, other, &mut calls), None);
+        assert_eq!(a.find(REACHABLE_US + 5, other, &mut calls), None);
     }
 }
 
 #[test]
 fn what_we_listen_to_is_told_every_minute_and_twice_with_where_we_are_with_a_new_cable() {
     let mut ours = Neighbours::new(at("[fd77::1]:1").ip(), None, vec![MAC[0], MAC[1]]);
-    let mut told = |now_us, is_up| {
+    let mut announced = |now_us, is_up| {
         let mut calls = Vec::new();
-        ours.tell(now_us, 1, is_up, &mut calls);
+        ours.announce(now_us, 1, is_up, &mut calls);
         assert!(calls.iter().all(|(port, _)| *port == 1));
         calls.len()
     };
-    let minute = TELL_EVERY_US;
+    let minute = REPORT_EVERY_US;
     for (now_us, is_up, expected) in [
         (0, false, 0),
         (10, true, 2),
-        (TELL_AGAIN_US, true, 0),
-        (TELL_AGAIN_US + 10, true, 2),
+        (ANNOUNCE_AGAIN_US, true, 0),
+        (ANNOUNCE_AGAIN_US + 10, true, 2),
         (minute, true, 0),
-        (minute + TELL_AGAIN_US + 10, true, 1),
+        (minute + ANNOUNCE_AGAIN_US + 10, true, 1),
         (2 * minute, true, 0),
         (2 * minute + 1, false, 0),
         (2 * minute + 2, true, 2),
     ] {
-        assert_eq!(told(now_us, is_up), expected, "{now_us}");
+        assert_eq!(announced(now_us, is_up), expected, "{now_us}");
     }
     // Over IPv4 questions go to everybody: only where we are is told.
     let mut v4 = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0]]);
     let mut calls = Vec::new();
-    for now_us in [0, TELL_AGAIN_US, TELL_EVERY_US, 2 * TELL_EVERY_US] {
-        v4.tell(now_us, 0, true, &mut calls);
+    for now_us in [0, ANNOUNCE_AGAIN_US, REPORT_EVERY_US, 2 * REPORT_EVERY_US] {
+        v4.announce(now_us, 0, true, &mut calls);
     }
-    let news = (0, discovery::news(MAC[0], [10, 0, 0, 1].into()));
-    assert_eq!(calls, [news.clone(), news]);
+    let announcement = (0, discovery::announcement(MAC[0], [10, 0, 0, 1].into()));
+    assert_eq!(calls, [announcement.clone(), announcement]);
 }
 
 /// A machine that knows us by a cable that is out now would go on sending there.
@@ -86,25 +86,30 @@ fn the_other_ports_tell_where_we_are_when_a_cable_is_out() {
     for own in ["10.0.0.1", "fd77::1"] {
         let own: IpAddr = own.parse().expect("an address");
         let mut ours = Neighbours::new(own, None, vec![MAC[0], MAC[1], MAC[2]]);
-        let news = |ours: &mut Neighbours, now_us, up: [bool; 3]| {
+        let announcement = |ours: &mut Neighbours, now_us, up: [bool; 3]| {
             let mut calls = Vec::new();
             for (port, is_up) in up.into_iter().enumerate() {
-                ours.tell(now_us, port, is_up, &mut calls);
+                ours.announce(now_us, port, is_up, &mut calls);
             }
-            let is_news = |(port, packet): &Call| *packet == discovery::news(MAC[*port], own);
+            let is_news = |(port, packet): &OutgoingPacket| {
+                *packet == discovery::announcement(MAC[*port], own)
+            };
             let ports = calls.iter().filter(|call| is_news(call));
             ports.map(|(port, _)| *port).collect::<Vec<usize>>()
         };
         let up = [true, true, false];
-        assert_eq!(news(&mut ours, 0, up), [0, 1]);
-        assert_eq!(news(&mut ours, TELL_AGAIN_US, up), [0, 1]);
-        assert!(news(&mut ours, 2 * TELL_AGAIN_US, up).is_empty());
+        assert_eq!(announcement(&mut ours, 0, up), [0, 1]);
+        assert_eq!(announcement(&mut ours, ANNOUNCE_AGAIN_US, up), [0, 1]);
+        assert!(announcement(&mut ours, 2 * ANNOUNCE_AGAIN_US, up).is_empty());
         ours.forget(1);
         let up = [true, false, false];
-        assert_eq!(news(&mut ours, 2 * TELL_AGAIN_US + 1, up), [0]);
-        assert_eq!(news(&mut ours, 3 * TELL_AGAIN_US + 1, up), [0]);
-        assert!(news(&mut ours, 5 * TELL_AGAIN_US, up).is_empty());
-        assert_eq!(news(&mut ours, 6 * TELL_AGAIN_US, [true, true, false]), [1]);
+        assert_eq!(announcement(&mut ours, 2 * ANNOUNCE_AGAIN_US + 1, up), [0]);
+        assert_eq!(announcement(&mut ours, 3 * ANNOUNCE_AGAIN_US + 1, up), [0]);
+        assert!(announcement(&mut ours, 5 * ANNOUNCE_AGAIN_US, up).is_empty());
+        assert_eq!(
+            announcement(&mut ours, 6 * ANNOUNCE_AGAIN_US, [true, true, false]),
+            [1]
+        );
 
         // Who knows us hears of it.
         let peer = SocketAddr::new(own, 1);
@@ -115,7 +120,7 @@ fn the_other_ports_tell_where_we_are_when_a_cable_is_out() {
         other.find(0, peer, &mut Vec::new());
         for mac in [MAC[1], MAC[0]] {
             let mut answers = Vec::new();
-            assert!(other.hear(1, 0, &discovery::news(mac, own), &mut answers));
+            assert!(other.on_packet(1, 0, &discovery::announcement(mac, own), &mut answers));
             assert!(answers.is_empty(), "nobody is asked");
             assert_eq!(other.find(2, peer, &mut answers), Some((0, mac)));
         }
@@ -145,8 +150,8 @@ fn several_ports_are_used_in_turn_and_dead_ones_are_not() {
     assert_eq!(used(&mut a), [0, 20]);
 }
 
-/// Machines with one port number share the cables and queues; so do ports of one machine, and machines whose ports are
-/// numbered as they are.
+/// Machines with one port number share the cables and queues; so do ports of one machine, and
+/// machines whose ports are numbered as they are.
 #[test]
 fn destinations_are_spread_over_cables_and_queues() {
     type Row = fn(u16) -> SocketAddr;
@@ -160,16 +165,16 @@ fn destinations_are_spread_over_cables_and_queues() {
         for (ways, queues) in [(1, 2), (2, 1), (2, 2), (1, 4), (3, 1)] {
             let mut used = vec![0; ways * queues];
             for n in 1..=48 {
-                let (way, rest) = share(spread(row(n)), ways);
+                let (way, rest) = share(flow_hash(row(n)), ways);
                 used[way * queues + share(rest, queues).0] += 1;
             }
             let least = 48 / used.len() * 3 / 4;
             assert!(used.iter().all(|&n| n >= least), "{number}: {used:?}");
         }
-        let two = (1..=3).map(|n| share(spread(row(n)), 2).0);
+        let two = (1..=3).map(|n| share(flow_hash(row(n)), 2).0);
         assert!((1..=2).contains(&two.sum::<usize>()), "{number}");
     }
-    assert_eq!(share(spread(rows[0](1)), 0).0, 0);
+    assert_eq!(share(flow_hash(rows[0](1)), 0).0, 0);
 }
 
 /// A cable that is out behind a switch: our link stays up, and nobody answers by it.
@@ -250,19 +255,19 @@ fn unasked_news_is_not_kept() {
     let mut a = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0]]);
     let mut calls = Vec::new();
     for number in 0..=255u8 {
-        let news = discovery::answer(
+        let announcement = discovery::answer(
             MAC[1],
             [10, 0, 9, number].into(),
             MAC[0],
             [10, 0, 0, 1].into(),
         );
-        assert!(a.hear(0, 0, &news.unwrap(), &mut calls));
+        assert!(a.on_packet(0, 0, &announcement.unwrap(), &mut calls));
     }
-    assert!(a.machines.is_empty() && calls.is_empty());
+    assert!(a.entries.is_empty() && calls.is_empty());
     // Nor is anybody believed who claims our own address.
     let lie = discovery::answer(MAC[1], [10, 0, 0, 1].into(), MAC[0], [10, 0, 0, 1].into());
-    assert!(a.hear(0, 0, &lie.unwrap(), &mut calls));
-    assert!(a.machines.is_empty());
+    assert!(a.on_packet(0, 0, &lie.unwrap(), &mut calls));
+    assert!(a.entries.is_empty());
 }
 
 /// The machine with this number, not one of those that the tests name.
@@ -285,7 +290,7 @@ fn strangers_push_out_strangers_only() {
         let mut calls = Vec::new();
         assert_eq!(a.find(now_us, numbered(number), &mut calls), None);
         questions += calls.len();
-        assert!(a.machines.len() <= MOST_MACHINES && a.strangers.len() <= MOST_MACHINES);
+        assert!(a.entries.len() <= MAX_NEIGHBOURS && a.unresolved.len() <= MAX_NEIGHBOURS);
         let mut calls = Vec::new();
         assert!(a.find(now_us, peer, &mut calls).is_some(), "{number}");
         carry(now_us, calls, &mut a, &mut b);
@@ -297,14 +302,14 @@ fn strangers_push_out_strangers_only() {
         }
         if number == 30_000 {
             let mut calls = Vec::new();
-            let asks = discovery::question(MAC[2], [10, 0, 0, 4].into(), own.ip(), None);
-            assert!(a.hear(now_us, 0, &asks.unwrap(), &mut calls));
+            let asks = discovery::solicitation(MAC[2], [10, 0, 0, 4].into(), own.ip(), None);
+            assert!(a.on_packet(now_us, 0, &asks.unwrap(), &mut calls));
             assert_eq!(calls.len(), 1);
         }
     }
     assert_eq!(questions, 100_000, "each was asked for by both ports");
     for known in [peer, late, at("10.0.0.4:4")] {
-        assert!(!a.machines[&known.ip()].is_stranger());
+        assert!(!a.entries[&known.ip()].is_unresolved());
     }
     // A cable that is out for a while makes nobody a stranger.
     a.forget(0);
@@ -313,7 +318,7 @@ fn strangers_push_out_strangers_only() {
         let now_us = u64::from(number) * 1000;
         a.find(now_us, numbered(number), &mut Vec::new());
     }
-    assert!(a.machines.contains_key(&peer.ip()));
+    assert!(a.entries.contains_key(&peer.ip()));
 }
 
 #[test]
@@ -330,7 +335,7 @@ fn questions_for_strangers_are_few_and_known_machines_are_not_counted() {
         let now_us = u64::from(number) * 10;
         a.find(now_us, numbered(number % 5000), &mut asked);
     }
-    let most = STRANGERS_BURST + 1_000_000 / STRANGER_EVERY_US;
+    let most = UNRESOLVED_BURST + 1_000_000 / UNRESOLVED_EVERY_US;
     assert!(asked.len() as u64 <= most, "{} questions", asked.len());
     // Whoever is known is asked for again although the strangers have used up theirs.
     let stale_us = STALE_US + 5;
@@ -346,20 +351,21 @@ fn questions_for_strangers_are_few_and_known_machines_are_not_counted() {
 fn of_too_many_machines_the_one_not_heard_for_the_longest_time_goes() {
     let own = at("10.0.0.1:1");
     let mut a = Neighbours::new(own.ip(), None, vec![MAC[0]]);
-    let machines = MOST_MACHINES as u32;
-    let asks = |number| discovery::question(MAC[1], numbered(number).ip(), own.ip(), None).unwrap();
-    for number in 0..machines + 10 {
+    let entries = MAX_NEIGHBOURS as u32;
+    let asks =
+        |number| discovery::solicitation(MAC[1], numbered(number).ip(), own.ip(), None).unwrap();
+    for number in 0..entries + 10 {
         // The second asks first. Those for whom there is no room are answered, and not kept.
         let mut calls = Vec::new();
-        assert!(a.hear((number ^ 1).into(), 0, &asks(number), &mut calls));
+        assert!(a.on_packet((number ^ 1).into(), 0, &asks(number), &mut calls));
         assert_eq!(calls.len(), 1);
     }
-    assert_eq!(a.machines.len(), MOST_MACHINES);
+    assert_eq!(a.entries.len(), MAX_NEIGHBOURS);
     for number in 0..1000 {
-        let now_us = 10_000 + u64::from(number) * STRANGER_EVERY_US;
-        a.find(now_us, numbered(machines + 20 + number), &mut Vec::new());
+        let now_us = 10_000 + u64::from(number) * UNRESOLVED_EVERY_US;
+        a.find(now_us, numbered(entries + 20 + number), &mut Vec::new());
     }
-    assert_eq!(a.machines.len(), MOST_MACHINES);
-    let gone = (0..machines).filter(|n| !a.machines.contains_key(&numbered(*n).ip()));
+    assert_eq!(a.entries.len(), MAX_NEIGHBOURS);
+    let gone = (0..entries).filter(|n| !a.entries.contains_key(&numbered(*n).ip()));
     assert_eq!(gone.collect::<Vec<u32>>(), [1]);
 }

@@ -2,12 +2,12 @@
 
 use super::Leading;
 use crate::config::{ServerId, Standing};
-use crate::manager::Desk;
+use crate::manager::StepContext;
 use crate::message::{FromServer, Hello, Load, Refusal, ToServer};
 use crate::planted::{self, Mistake};
 
 impl Leading {
-    pub(super) fn hear(&mut self, now_us: u64, message: FromServer, desk: &mut Desk) {
+    pub(super) fn hear(&mut self, now_us: u64, message: FromServer, desk: &mut StepContext) {
         match message {
             FromServer::Hello(hello) => self.hear_hello(hello, desk),
             FromServer::Renew {
@@ -38,7 +38,7 @@ impl Leading {
         }
     }
 
-    pub(super) fn hear_hello(&mut self, hello: Hello, desk: &mut Desk) {
+    pub(super) fn hear_hello(&mut self, hello: Hello, desk: &mut StepContext) {
         let id = hello.server;
         if let Some(stored) = &self.stored {
             let refuse = |reason| ToServer::Refused {
@@ -83,7 +83,7 @@ impl Leading {
         session: u64,
         number: u64,
         adopted: u64,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) {
         let Some(stored) = &self.stored else {
             return;
@@ -96,7 +96,8 @@ impl Leading {
             return desk.send(id, ToServer::Stranger { session });
         };
         self.roll.heard(now_us, id, session, adopted);
-        // Whoever is about to be dropped gets no more leases; nor who may still believe in an earlier membership.
+        // Whoever is about to be dropped gets no more leases; nor who may still believe in an
+        // earlier membership.
         let leaving = self.writing.iter().chain(&self.doubtful).any(|writing| {
             writing
                 .config
@@ -119,7 +120,7 @@ impl Leading {
         self.prepare(now_us, id, desk);
     }
 
-    pub(super) fn prepare(&mut self, now_us: u64, id: ServerId, desk: &mut Desk) {
+    pub(super) fn prepare(&mut self, now_us: u64, id: ServerId, desk: &mut StepContext) {
         let Some(stored) = self.stored.as_ref().filter(|_| self.settled_in) else {
             return;
         };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Leading, Stored, Writing};
-use crate::codec::Office;
+use crate::codec::LeaderRecord;
 use crate::config::{Configuration, Standing};
-use crate::manager::{Beat, Desk, Notice};
+use crate::manager::{LeaseRenewal, Notice, StepContext};
 use crate::store::{Answer, Key, Record, Request, Revision, Ticket};
 
 impl Leading {
@@ -14,7 +14,7 @@ impl Leading {
         now_us: u64,
         ticket: Ticket,
         answer: Answer,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) -> bool {
         if let Some(beat) = self.beat.take_if(|beat| beat.ticket == ticket) {
             return self.beat_answered(now_us, beat, answer);
@@ -32,12 +32,17 @@ impl Leading {
         true
     }
 
-    pub(super) fn beat_answered(&mut self, now_us: u64, beat: Beat, answer: Answer) -> bool {
+    pub(super) fn beat_answered(
+        &mut self,
+        now_us: u64,
+        beat: LeaseRenewal,
+        answer: Answer,
+    ) -> bool {
         match answer {
             Answer::Swapped(revision) => self.beat_won(beat, revision),
             Answer::Conflict(record) => {
                 // Perhaps an earlier renewal whose outcome was unknown.
-                let ours = Office::decode(&record.value).is_ok_and(|office| {
+                let ours = LeaderRecord::decode(&record.value).is_ok_and(|office| {
                     office.holder == beat.office.holder && office.epoch == beat.office.epoch
                 });
                 if !ours {
@@ -52,7 +57,7 @@ impl Leading {
         true
     }
 
-    pub(super) fn beat_won(&mut self, beat: Beat, revision: Revision) {
+    pub(super) fn beat_won(&mut self, beat: LeaseRenewal, revision: Revision) {
         self.office = beat.office;
         self.revision = revision;
         self.trusted_until_us = self.trusted_until_us.max(beat.sent_us + self.trusted_us);
@@ -63,7 +68,7 @@ impl Leading {
         now_us: u64,
         writing: Writing,
         answer: Answer,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) -> bool {
         match answer {
             Answer::Swapped(revision) => {
@@ -88,7 +93,7 @@ impl Leading {
     }
 
     /// The record as it is in the store.
-    pub(super) fn read(&mut self, now_us: u64, record: Record, desk: &mut Desk) -> bool {
+    pub(super) fn read(&mut self, now_us: u64, record: Record, desk: &mut StepContext) -> bool {
         if let Some(writing) = self.doubtful.take()
             && record.value == writing.bytes
         {
@@ -112,7 +117,8 @@ impl Leading {
         }
         let newer = |stored: &Stored| stored.revision < record.revision;
         if self.stored.as_ref().is_none_or(newer) {
-            // Another manager's last words, or our own, of which nothing was heard for long: whom it drops may hold leases.
+            // Another manager's last words, or our own, of which nothing was heard for long: whom
+            // it drops may hold leases.
             self.fence(&config);
             self.roll.admit(now_us, &config);
             self.roll.nothing_sent();
@@ -130,7 +136,7 @@ impl Leading {
         now_us: u64,
         writing: Writing,
         revision: Revision,
-        desk: &mut Desk,
+        desk: &mut StepContext,
     ) {
         let config = writing.config;
         self.fence(&config);

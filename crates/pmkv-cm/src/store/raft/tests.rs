@@ -1,5 +1,5 @@
-//! Bytes from other replicas, and from a memory that was damaged: what was written comes back, and nothing else does any
-//! harm or takes up more memory than it has bytes.
+//! Bytes from other replicas, and from a memory that was damaged: what was written comes back, and
+//! nothing else does any harm or takes up more memory than it has bytes.
 
 use cyclone_pmem::Region;
 use cyclone_wire::ring::crc32c_of;
@@ -146,7 +146,7 @@ fn a_record_longer_than_its_bytes_is_refused() {
         assert!(decode_request(&claim(len)).is_err());
     }
     let swap = |len| Request::Swap {
-        key: Key::Office,
+        key: Key::LeaderRecord,
         expected: 1,
         value: vec![7; len],
     };

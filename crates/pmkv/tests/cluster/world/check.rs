@@ -67,7 +67,8 @@ impl World {
         }
     }
 
-    /// What a replica would have if it were promoted: its index, and what is in its log and not digested yet.
+    /// What a replica would have if it were promoted: its index, and what is in its log and not
+    /// digested yet.
     fn replica_value(&mut self, id: ServerId, key: &[u8]) -> Option<Vec<u8>> {
         self.node(id).control().newest_value(key)
     }

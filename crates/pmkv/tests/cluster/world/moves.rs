@@ -1,4 +1,5 @@
-//! Shards that move to another server (rowan §4.6), and what happens when either side ends meanwhile.
+//! Shards that move to another server (rowan §4.6), and what happens when either side ends
+//! meanwhile.
 
 use cyclone_pmkv::ServerId;
 

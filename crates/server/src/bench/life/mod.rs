@@ -1,5 +1,5 @@
-//! `cyclone bench restart` and `cyclone bench soak-log`: what becomes of a log that is longer than memory, over a restart and over
-//! many minutes.
+//! `cyclone bench restart` and `cyclone bench soak-log`: what becomes of a log that is longer than
+//! memory, over a restart and over many minutes.
 
 mod restart;
 mod soak;
@@ -31,9 +31,10 @@ pub struct Restart {
 /// `cyclone bench soak-log`.
 #[derive(Args, Clone, Debug)]
 pub struct Soak {
-    /// How long.
-    #[arg(long, default_value_t = 30)]
-    pub minutes: u64,
+    /// How many minutes: 30 if left out. With --quick a minute is 10 s, and there are 3 if this is
+    /// left out.
+    #[arg(long)]
+    pub minutes: Option<u64>,
     /// Bytes of each value.
     #[arg(long, default_value_t = 512)]
     pub value_bytes: usize,

@@ -1,5 +1,6 @@
-//! Writes at full speed over a small log, minute after minute: 64 MB in memory and 256 MB on flash, which hold a few seconds of it.
-//! Space and memory must stay what they are, nobody waits long, and nobody is elected. //= cyclone §6
+//! Writes at full speed over a small log, minute after minute: 64 MB in memory and 256 MB on flash,
+//! which hold a few seconds of it. Space and memory must stay what they are, nobody waits long, and
+//! nobody is elected. //= cyclone §6
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,6 +21,9 @@ const FLASH_BYTES: u64 = 256 << 20;
 /// What is wanted of the slowest in ten thousand.
 const STALL_MS: f64 = 100.0;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// By default; and with `--quick`, which makes them short.
+const MINUTES: u64 = 30;
+const QUICK_MINUTES: u64 = 3;
 /// On a machine that others use as well, a leader may be kept waiting for longer than by default.
 const ELECTION_MS: u64 = 500;
 
@@ -81,7 +85,13 @@ pub(super) fn run(arguments: &Soak, report: &mut Report, stop: &AtomicBool) -> R
     };
     let (mut all, mut longest): (Vec<Minute>, f64) = (Vec::new(), 0.0);
     let mut whole = crate::bench::histogram()?;
-    for minute in 1..=arguments.minutes.max(1) {
+    let minutes = arguments.minutes.unwrap_or(match arguments.common.quick {
+        true => QUICK_MINUTES,
+        false => MINUTES,
+    });
+    report.expect(minutes.max(1) as usize);
+    for minute in 1..=minutes.max(1) {
+        report.progress(&format!("minute {minute}"));
         if stop.load(Ordering::Relaxed) {
             bail!("ended by a signal");
         }
@@ -90,7 +100,7 @@ pub(super) fn run(arguments: &Soak, report: &mut Report, stop: &AtomicBool) -> R
             inflight: arguments.inflight,
             warm_up: Duration::ZERO,
             measure: length,
-            seed: arguments.common.seed + minute,
+            seed: arguments.common.seed.wrapping_add(minute),
         };
         let seen = native::run(&mut client, &load, native::wait)?;
         let at = |quantile| seen.latency_ns.value_at_quantile(quantile) as f64;
@@ -119,9 +129,8 @@ pub(super) fn run(arguments: &Soak, report: &mut Report, stop: &AtomicBool) -> R
             json!(now.term),
             json!(now.refused),
         ]);
-        report.row(&table);
-        report.progress(&format!(
-            "minute {minute}: {:.0} ops/s, p99.99 {:.1} ms, {:.0} MiB of memory",
+        report.live(&format!(
+            "{:.0} ops/s, p99.99 {:.1} ms, {:.0} MiB of memory",
             now.ops_s, now.p9999_ms, now.rss_mib
         ));
         all.push(now);

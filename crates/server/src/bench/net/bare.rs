@@ -1,5 +1,5 @@
-//! A store behind the packet port, without any log: what a write costs that nobody persists or replicates, to be compared with
-//! one that is. Clients cannot tell the difference.
+//! A store behind the packet port, without any log: what a write costs that nobody persists or
+//! replicates, to be compared with one that is. Clients cannot tell the difference.
 
 use std::sync::Arc;
 
@@ -111,9 +111,10 @@ impl Front {
             index: self.index,
             term: 1,
             payload: &payload,
+            wants_replies: true,
         };
-        let mut replies = self.store.apply(0, &[entry], Mode::Blocking)?;
-        let replies = replies.pop().context("no answers")?;
+        let mut applied = self.store.apply(0, &[entry], Mode::Blocking)?;
+        let replies = applied.replies.pop().context("no answers")?;
         for ((client, id), reply) in std::mem::take(&mut self.origins).into_iter().zip(replies) {
             self.tell(now_us, client, id, reply)?;
         }

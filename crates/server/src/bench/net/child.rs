@@ -1,4 +1,5 @@
-//! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Told as JSON, answers JSON.
+//! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Told
+//! as JSON, answers JSON.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

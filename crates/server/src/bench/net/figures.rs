@@ -68,7 +68,8 @@ fn medians(points: &[Point]) -> Vec<(String, f64, f64)> {
     rounds.into_iter().map(value).collect()
 }
 
-/// Throughput against payload, a series for each length of packets: what does not fit into one is cut.
+/// Throughput against payload, a series for each length of packets: what does not fit into one is
+/// cut.
 fn by_payload(payload: &[Vec<Point>; 2]) -> Panel {
     let of_mtu = |(mtu, points): (usize, &Vec<Point>)| -> Vec<(String, f64, f64)> {
         let value = |point: &Point| {
@@ -86,7 +87,8 @@ fn by_payload(payload: &[Vec<Point>; 2]) -> Panel {
     )
 }
 
-/// One picture of all, or of each part that was measured, beside its table: a part alone leaves the picture of all as it is.
+/// One picture of all, or of each part that was measured, beside its table: a part alone leaves the
+/// picture of all as it is.
 pub fn draw(report: &Report, measured: &Measured, is_whole: bool) -> Result<()> {
     let name = |point: &Point| point.step.name.to_owned();
     let replicas = |point: &Point| match point.replicas {

@@ -1,5 +1,6 @@
-//! Several replicas in one thread that never waits, each with a driver in a network namespace of its own: one CPU is all that a
-//! cluster has, and no time goes to wake-ups and switches between processes.
+//! Several replicas in one thread that never waits, each with a driver in a network namespace of
+//! its own: one CPU is all that a cluster has, and no time goes to wake-ups and switches between
+//! processes.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use cyclone_client::{Client, Completion};
-use cyclone_replica::{Node, Now, Reactor, Turns, now};
+use cyclone_replica::{BusyPoller, Node, Now, Reactor, now};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{Place, config_of};
@@ -16,7 +17,7 @@ use super::{Place, config_of};
 /// A node, its turns, and what its workers wake; nobody waits there.
 pub(super) struct Hosted {
     node: Node,
-    turns: Turns,
+    turns: BusyPoller,
     _reactor: Reactor,
 }
 
@@ -29,8 +30,8 @@ impl Hosted {
 /// Short enough that nobody stands for election meanwhile.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Runs new nodes until the process ends. The first is expected to lead: it is moved after each other one, so that a majority is
-/// enough for its answers.
+/// Runs new nodes until the process ends. The first is expected to lead: it is moved after each
+/// other one, so that a majority is enough for its answers.
 pub fn run(places: &[Place], naps: bool) -> Result<()> {
     speak();
     let mut nodes = start(places)?;
@@ -72,7 +73,7 @@ pub(super) fn start(places: &[Place]) -> Result<Vec<Hosted>> {
         let node = Node::start(config, reactor.waker())?;
         nodes.push(Hosted {
             node,
-            turns: Turns::default(),
+            turns: BusyPoller::default(),
             _reactor: reactor,
         });
     }

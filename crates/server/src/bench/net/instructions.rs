@@ -1,7 +1,9 @@
-//! Instructions of one replicated write by stage, of all three replicas together: their loops are one thread, under callgrind.
+//! Instructions of one replicated write by stage, of all three replicas together: their loops are
+//! one thread, under callgrind.
 //!
-//! Callgrind counts what the program executes, and repeats itself; what the kernel executes for it is not counted, nor how long
-//! anything takes. The thread naps where it finds nothing to do, so that looking for work counts for little.
+//! Callgrind counts what the program executes, and repeats itself; what the kernel executes for it
+//! is not counted, nor how long anything takes. The thread naps where it finds nothing to do, so
+//! that looking for work counts for little.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! `cyclone bench net`: replicated writes between network namespaces, driver by driver: TCP, UDP, AF_XDP, without and
-//! with bursts. //= cyclone §6.1
+//! `cyclone bench net`: replicated writes between network namespaces, driver by driver: TCP, UDP,
+//! AF_XDP, without and with bursts. //= cyclone §6.1
 //!
 //! ```text
 //! pinned     driver against driver: all replicas in one thread, the client in another, both never wait
@@ -10,13 +10,14 @@
 //! polling    how loops wait: latency, and what idleness costs
 //! instructions  of one write, by stage (callgrind); only when asked for
 //! ```
-//! The store echoes. But for `pinned` the leader runs on CPU 0, followers and the client share the others: only the
-//! proportions mean anything, and only on a machine with nothing else to do.
+//! The store echoes. But for `pinned` the leader runs on CPU 0, followers and the client share the
+//! others: only the proportions mean anything, and only on a machine with nothing else to do.
 
 mod bare;
 pub mod child;
 pub mod drive;
 mod figures;
+mod hop;
 mod host;
 mod instructions;
 mod pinned;
@@ -34,7 +35,7 @@ use cyclone_bench::table::{Table, rounded};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use self::child::{Loaded, Pinged, Reach, Role};
+use self::child::{Loaded, Reach, Role};
 use crate::config::{self, hex};
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 
@@ -151,7 +152,7 @@ pub struct Choice {
 }
 
 /// All steps that this program can take.
-fn steps() -> impl Iterator<Item = Step> {
+fn steps() -> impl Iterator<Item = Step> + Clone {
     let dpdk = DPDK_STEPS.into_iter().filter(|_| cfg!(feature = "dpdk"));
     STEPS.into_iter().chain(dpdk)
 }
@@ -239,12 +240,20 @@ impl Run<'_> {
         measured.steps = self.part(Part::Steps, |run| run.steps(&lab))?;
         measured.replicas = self.part(Part::Replicas, |run| run.replicas(&lab))?;
         let polling = self.part(Part::Polling, |run| run.polling(&lab))?;
-        let sizes = [0, 64, 256, 512, 1024, 1400];
-        measured.payload[0] = self.part(Part::Payload, |run| run.payload(&lab, &sizes))?;
+        let sizes: &[usize] = match self.common.quick {
+            true => &[0, 1400],
+            false => &[0, 64, 256, 512, 1024, 1400],
+        };
+        measured.payload[0] = self.part(Part::Payload, |run| run.payload(&lab, sizes))?;
         drop(lab);
-        if self.wants(Part::Payload) {
+        if self.wants(Part::Payload) && !self.report.leaves_out("payload in jumbo frames") {
             let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
-            measured.payload[1] = self.payload(&jumbo, &[1400, 8000])?;
+            let sizes: &[usize] = if self.common.quick {
+                &[8000]
+            } else {
+                &[1400, 8000]
+            };
+            measured.payload[1] = self.payload(&jumbo, sizes)?;
         }
         let is_whole = self.choice.part.is_empty() && self.choice.only.is_empty();
         figures::draw(&self.report, &measured, is_whole)?;
@@ -264,10 +273,10 @@ impl Run<'_> {
         part: Part,
         measure: impl FnOnce(&mut Self) -> Result<Vec<T>>,
     ) -> Result<Vec<T>> {
-        match self.wants(part) {
-            true => measure(self),
-            false => Ok(Vec::new()),
+        if !self.wants(part) || self.report.leaves_out(&format!("the part {part:?}")) {
+            return Ok(Vec::new());
         }
+        measure(self)
     }
 
     fn inflights(&self) -> &'static [usize] {
@@ -391,19 +400,23 @@ impl Run<'_> {
             beside: cluster.beside_the_load(),
             value_bytes,
             inflight,
-            warm_up_ms: 300,
+            warm_up_ms: if self.common.quick { 100 } else { 300 },
             measure_ms: match (self.common.quick, waiting) {
-                // Whoever is counted is slow.
-                (_, Waiting::Counting) => 8000,
+                // A program under callgrind is slow.
+                (true, Waiting::Counting) => 3000,
+                (false, Waiting::Counting) => 8000,
+                (true, _) => 300,
                 // More rounds instead.
-                (true, Waiting::Never) => 700,
                 (false, Waiting::Never) => 1000,
-                (true, Waiting::Blocks) => 1000,
                 (false, Waiting::Blocks) => 3000,
             },
             seed: self.common.seed,
         };
         let replicas = cluster.nodes.len();
+        self.report.progress(&format!(
+            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight",
+            step.name
+        ));
         let everything = Process {
             role: "nodes and load".to_owned(),
             pid: std::process::id(),
@@ -428,9 +441,8 @@ impl Run<'_> {
             }
             _ => String::new(),
         };
-        self.report.progress(&format!(
-            "{}: {:.0}/s, p50 {:.1} µs{lost}{stolen}",
-            point.name(),
+        self.report.live(&format!(
+            "{:.0}/s, p50 {:.1} µs{lost}{stolen}",
             point.seen.ops_s,
             point.seen.p50_us,
             lost = match point.seen.lost {
@@ -443,7 +455,13 @@ impl Run<'_> {
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        for step in steps().filter(|step| step.name.contains(&self.choice.only)) {
+        let wanted = steps().filter(|step| step.name.contains(&self.choice.only));
+        let wanted: Vec<Step> = wanted.collect();
+        self.report.expect(wanted.len() * self.inflights().len());
+        for step in wanted {
+            if self.report.leaves_out(&format!("the step {}", step.name)) {
+                continue;
+            }
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
                 points.push(self.load(lab, &cluster, step, 0, inflight, Waiting::Blocks)?);
@@ -456,7 +474,11 @@ impl Run<'_> {
     fn replicas(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         let step = STEPS[4];
+        self.report.expect(3 * self.inflights().len());
         for replicas in [1, 3, 5] {
+            if self.report.leaves_out(&format!("{replicas} replicas")) {
+                continue;
+            }
             let cluster = self.cluster(lab, step, replicas)?;
             for &inflight in self.inflights() {
                 points.push(self.load(lab, &cluster, step, 0, inflight, Waiting::Blocks)?);
@@ -468,6 +490,7 @@ impl Run<'_> {
 
     fn payload(&mut self, lab: &Lab, sizes: &[usize]) -> Result<Vec<Point>> {
         let mut points = Vec::new();
+        self.report.expect(2 * sizes.len());
         for step in [STEPS[2], STEPS[4]] {
             let cluster = self.cluster(lab, step, 3)?;
             for &value_bytes in sizes {
@@ -516,70 +539,7 @@ impl Run<'_> {
                 rounded(point.seen.p99_us, 1),
                 point.seen.lost.into(),
             ]);
-            self.report.row(&table);
         }
         self.report.table(stem, &table)
-    }
-
-    /// One way of one datagram: half of a round trip between two machines.
-    fn hops(&mut self, lab: &Lab) -> Result<Vec<(&'static str, bool, Pinged)>> {
-        let mut table = Table::new(&[
-            "driver",
-            "waits",
-            "bytes",
-            "hop_p50_us",
-            "hop_p99_us",
-            "lost",
-        ]);
-        let mut found = Vec::new();
-        let count = if self.common.quick { 3000 } else { 20_000 };
-        let dpdk = cfg!(feature = "dpdk").then_some("dpdk");
-        for transport in ["tcp", "udp", "xdp"].into_iter().chain(dpdk) {
-            for block in [false, true] {
-                self.go_on()?;
-                let to = (lab.address(0), 7200).into();
-                let echo = Role::Echo {
-                    transport: transport.into(),
-                    address: to,
-                    interface: lab.ports(transport, 0, [1]),
-                    block,
-                };
-                let echo = serde_json::to_string(&echo)?;
-                let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-                let mut echoing = lab
-                    .command(
-                        0,
-                        (cpus > 1).then_some(LEADER_CPU),
-                        &["bench", "net-child", &echo],
-                    )
-                    .stdin(Stdio::null())
-                    .spawn()?;
-                let ping = Role::Ping {
-                    transport: transport.into(),
-                    address: (lab.address(1), 7201).into(),
-                    interface: lab.ports(transport, 1, [0]),
-                    to,
-                    block,
-                    bytes: 64,
-                    count,
-                };
-                let pinged: Result<Pinged> = Self::child(lab, 1, OTHERS_CPU, &ping);
-                echoing.kill()?;
-                echoing.wait()?;
-                let pinged = pinged?;
-                table.add(vec![
-                    transport.into(),
-                    if block { "blocking" } else { "spinning" }.into(),
-                    64.into(),
-                    rounded(pinged.hop_p50_us, 2),
-                    rounded(pinged.hop_p99_us, 2),
-                    pinged.lost.into(),
-                ]);
-                self.report.row(&table);
-                found.push((transport, block, pinged));
-            }
-        }
-        self.report.table("net-hop", &table)?;
-        Ok(found)
     }
 }

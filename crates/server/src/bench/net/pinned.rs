@@ -1,8 +1,9 @@
-//! Driver against driver where nothing waits for a scheduler: the leader's loop is a thread on CPU 0; a thread on CPU 1 moves the
-//! followers and the client in turn; neither ever blocks.
+//! Driver against driver where nothing waits for a scheduler: the leader's loop is a thread on CPU
+//! 0; a thread on CPU 1 moves the followers and the client in turn; neither ever blocks.
 //!
-//! Requests come one to a datagram, as from clients that know nothing of each other, except where the name says "packed". Drivers
-//! take turns, and a ratio is that of their medians. Turns in which the host took much of the machine are repeated.
+//! Requests come one to a datagram, as from clients that know nothing of each other, except where
+//! the name says "packed". Drivers take turns, and a ratio is that of their medians. Turns in which
+//! the host took much of the machine are repeated.
 
 use anyhow::{Context, Result};
 use cyclone_bench::cpu::Usage;
@@ -60,7 +61,8 @@ impl Run<'_> {
         Ok(points)
     }
 
-    /// One write at a time over UDP and over AF_XDP, a second of each in turn: what disturbs the machine disturbs both.
+    /// One write at a time over UDP and over AF_XDP, a second of each in turn: what disturbs the
+    /// machine disturbs both.
     fn duel(&mut self, lab: &Lab) -> Result<()> {
         let drivers = [UDP, XDP];
         if !drivers.iter().all(|driver| self.is_wanted(driver)) {
@@ -68,7 +70,9 @@ impl Run<'_> {
         }
         let mut table = Table::new(&["round", "driver", "p50_us", "p99_us"]);
         let mut p50_us: [Vec<f64>; 2] = Default::default();
-        for round in 0..if self.common.quick { 9 } else { 21 } {
+        let rounds = if self.common.quick { 5 } else { 21 };
+        self.report.expect(rounds * drivers.len());
+        for round in 0..rounds {
             for (driver, p50_us) in drivers.into_iter().zip(&mut p50_us) {
                 let options = self.alternating(driver);
                 let point = self.left_alone(lab, &options, driver, 0, 1)?;
@@ -79,7 +83,6 @@ impl Run<'_> {
                     rounded(point.seen.p50_us, 1),
                     rounded(point.seen.p99_us, 1),
                 ]);
-                self.report.row(&table);
             }
         }
         self.report.table("net-unloaded", &table)?;
@@ -90,8 +93,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts a cluster and measures a point: again while the host takes much of the machine meanwhile, and what it disturbed least
-    /// counts. A quotient is to be of two points that it left alone.
+    /// Starts a cluster and measures a point: again while the host takes much of the machine
+    /// meanwhile, and what it disturbed least counts. A quotient is to be of two points that it
+    /// left alone.
     fn left_alone(
         &mut self,
         lab: &Lab,
@@ -101,7 +105,8 @@ impl Run<'_> {
         inflight: usize,
     ) -> Result<Point> {
         let mut quietest: Option<(Point, Usage)> = None;
-        for _ in 0..ATTEMPTS {
+        let attempts = if self.common.quick { 1 } else { ATTEMPTS };
+        for _ in 0..attempts {
             let cluster = self.start(lab, options)?;
             let (point, usage) =
                 self.attempt(lab, &cluster, driver, value_bytes, inflight, Waiting::Never)?;
@@ -134,9 +139,9 @@ impl Run<'_> {
     }
 
     fn drivers(&mut self, lab: &Lab) -> Result<Vec<Point>> {
-        let (rounds, loads): (usize, &[usize]) = match self.common.quick {
-            true => (3, &[1, 256]),
-            false => (5, &[1, 64, 256, 1024]),
+        let (rounds, more, loads): (usize, usize, &[usize]) = match self.common.quick {
+            true => (1, 0, &[256]),
+            false => (5, MORE_ROUNDS, &[1, 64, 256, 1024]),
         };
         let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
         let drivers = DRIVERS.into_iter().chain(extra);
@@ -147,7 +152,11 @@ impl Run<'_> {
         // By driver, by round.
         let mut peaks: Vec<Vec<f64>> = vec![Vec::new(); drivers.len()];
         let mut points = Vec::new();
-        for round in 0..rounds + MORE_ROUNDS {
+        // In further rounds two drivers, without one at a time.
+        let further = more * 2 * (loads.len() - 1);
+        self.report
+            .expect(rounds * drivers.len() * loads.len() + further);
+        for round in 0..rounds + more {
             for (driver, peaks) in drivers.iter().zip(&mut peaks) {
                 let all = round < rounds;
                 if !all && ![UDP.name, XDP.name].contains(&driver.name) {
@@ -169,7 +178,6 @@ impl Run<'_> {
                         rounded(point.seen.p99_us, 1),
                         point.seen.lost.into(),
                     ]);
-                    self.report.row(&table);
                     points.push(point);
                 }
                 peaks.push(peak);
@@ -188,16 +196,20 @@ impl Run<'_> {
         Ok(points)
     }
 
-    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port. With two replicas the same four packets
-    /// follow each other as with three; what three take beyond is the leader's send to the second follower, and that one's turn on the
-    /// CPU that the client waits for.
+    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port. With
+    /// two replicas the same four packets follow each other as with three; what three take beyond
+    /// is the leader's send to the second follower, and that one's turn on the CPU that the client
+    /// waits for.
     fn fronts(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<()> {
         if !cfg!(feature = "rocksdb") {
             self.report
                 .say("this program was built without RocksDB: not measured behind the port");
             return Ok(());
         }
-        let rounds = if self.common.quick { 2 } else { 5 };
+        if self.report.leaves_out("RocksDB behind the port") {
+            return Ok(());
+        }
+        let rounds = if self.common.quick { 1 } else { 5 };
         let kinds = [
             ("no log", 1, RunAs::Bare),
             ("1 replica", 1, RunAs::OneLoop),
@@ -205,6 +217,7 @@ impl Run<'_> {
             ("3 replicas", 3, RunAs::Alternating),
         ];
         let mut table = Table::new(&["round", "driver", "log", "p50_us", "p99_us"]);
+        self.report.expect(2 * rounds * kinds.len());
         for driver in [UDP, XDP] {
             let hop = hops.iter().find(|(name, _)| *name == driver.transport);
             let Some((_, hop_us)) = hop.filter(|_| self.is_wanted(&driver)) else {
@@ -229,7 +242,6 @@ impl Run<'_> {
                         rounded(point.seen.p50_us, 1),
                         rounded(point.seen.p99_us, 1),
                     ]);
-                    self.report.row(&table);
                 }
                 added.push(p50_us[3] - p50_us[0]);
                 second.push(p50_us[3] - p50_us[2]);
@@ -258,8 +270,8 @@ impl Run<'_> {
             let place = drivers.iter().position(|driver| driver.name == name);
             place.map_or(&[][..], |place| &peaks[place])
         };
-        // Goals: single requests over both; the last step of fig. 8 over its first. The other two pairs are beside them, so that nobody
-        // takes the one for the other.
+        // Goals: single requests over both; the last step of fig. 8 over its first. The other two
+        // pairs are beside them, so that nobody takes the one for the other.
         for (one, other, goal) in [
             ("AF_XDP + bursts", "UDP + bursts", Some(2.0)),
             ("AF_XDP + bursts, packed", "UDP + bursts, packed", None),
@@ -287,8 +299,9 @@ impl Run<'_> {
     }
 }
 
-/// The quotient of two drivers' medians, and the rounds' own: a host that moves its guests' CPUs between two points of a round is in
-/// the quotient of such a round, and less in that of all rounds' medians.
+/// The quotient of two drivers' medians, and the rounds' own: a host that moves its guests' CPUs
+/// between two points of a round is in the quotient of such a round, and less in that of all
+/// rounds' medians.
 fn of_medians(ones: &[f64], others: &[f64]) -> (f64, Spread) {
     let median = |of: &[f64]| Spread::of(of.iter().copied()).median;
     let quotients = ones.iter().zip(others).map(|(one, other)| one / other);

@@ -1,14 +1,18 @@
-//! `cyclone bench overload`: writes that arrive whether or not the earlier ones have ended, from half to three times what the
-//! cluster can take. Promised: throughput stays within a tenth of its peak, as it is acknowledged and with what is left for later paid
-//! for; callers are told to retry or slowed down by their connection instead of waiting for ever, and nobody stands for election because of load alone. (In cyclone fig. 12 throughput collapses there.)
+//! `cyclone bench overload`: writes that arrive whether or not the earlier ones have ended, from
+//! half to three times what the cluster can take. Promised: throughput stays within a tenth of its
+//! peak, as it is acknowledged and with what is left for later paid for; callers are told to retry
+//! or slowed down by their connection instead of waiting for ever, and nobody stands for election
+//! because of load alone. (In cyclone fig. 12 throughput collapses there.)
 //!
 //! ```text
 //! native   packets to the port that carries the heartbeats as well; these clients pause when they are refused
 //! redis    commands in pipelines over many connections, which pause for nothing
 //! ```
-//! Levels are of the greatest throughput seen so far, and each past saturation is judged by saturation in turn with it.
-//! The nodes run on CPU 0, the load on the others, so that making load takes nothing from them.
+//! Levels are of the greatest throughput seen so far, and each past saturation is judged by
+//! saturation in turn with it. The nodes run on CPU 0, the load on the others, so that making load
+//! takes nothing from them.
 
+mod arguments;
 mod native;
 mod redis;
 
@@ -20,25 +24,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::{Meter, Process};
 use cyclone_bench::noise::Noise;
-use cyclone_bench::output::{Common, Report};
+use cyclone_bench::output::Report;
 use cyclone_bench::stolen::Stolen;
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 use hdrhistogram::Histogram;
 
+pub use self::arguments::Arguments;
+use crate::bench::Sequence;
 use crate::cluster::{LocalCluster, Options};
 use crate::config::Timing;
 
-/// Load as percentages of the greatest throughput seen.
-const LEVELS: &[u64] = &[50, 80, 100, 150, 200, 300];
-const QUICK_LEVELS: &[u64] = &[80, 300];
-/// Overload and saturation take turns of the same length, so many for each level: a store's own work (flushes, compactions)
-/// comes and goes, and is to be in both alike.
-const TURN: Duration = Duration::from_secs(2);
-const TURNS: u32 = 8;
-const QUICK_TURNS: u32 = 6;
-/// In the minutes at the end.
-const LONGEST_TURN: Duration = Duration::from_secs(30);
 /// For an answer behind a queue of commands.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For the nodes to apply and compact what a time of load has left.
@@ -50,24 +46,6 @@ const RESTING: f64 = 0.3;
 const NODES_CPU: usize = 0;
 /// Bytes of each value.
 const VALUE_BYTES: usize = 100;
-
-/// What the command line says.
-#[derive(Clone, Debug)]
-pub struct Arguments {
-    /// Shared options.
-    pub common: Common,
-    /// `rocksdb`, `memory` or `echo`.
-    pub engine: String,
-    /// Minutes at the highest level at the end, in turn with as many at saturation; 0 for none.
-    pub minutes: u64,
-    /// Shortest silence before an election, ms; the default if not given. Where others use the machine too, its scheduler
-    /// alone is silent for longer than that.
-    pub election_ms: Option<u64>,
-    /// Physical logs.
-    pub logs: u16,
-    /// Threads of each node that run a loop for each log; 0: one loop for all.
-    pub log_threads: u16,
-}
 
 /// What became of the operations that arrived within a time.
 pub(crate) struct Seen {
@@ -84,14 +62,14 @@ pub(crate) struct Seen {
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) elapsed: Duration,
-    /// Done after the end, of what was under way by then, and how long that took. At saturation that is little, in overload
-    /// all that queues and sockets hold.
+    /// Done after the end, of what was under way by then, and how long that took. At saturation
+    /// that is little, in overload all that queues and sockets hold.
     pub(crate) done_late: u64,
     pub(crate) late: Duration,
     /// From then on until every node's store had what is done, and rested.
     caught_up: Duration,
-    /// Elections, and those of them that the host accounts for: one for each stretch in the same turn for which it took the nodes' CPU, of
-    /// half the time-out and more.
+    /// Elections, and those of them that the host accounts for: one for each stretch in the same
+    /// turn for which it took the nodes' CPU, of half the time-out and more.
     elections: u64,
     excused: u64,
     /// The longest time for which a loop stood still, where it was its longest so far, ms.
@@ -143,8 +121,9 @@ impl Seen {
         self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
-    /// As [`Seen::done_s`], but what is left for later (commands under way, entries that followers have not applied,
-    /// compactions) is paid for: how much of the CPU goes to it while the CPU is short differs from time to time.
+    /// As [`Seen::done_s`], but what is left for later (commands under way, entries that followers
+    /// have not applied, compactions) is paid for: how much of the CPU goes to it while the CPU is
+    /// short differs from time to time.
     fn paid_s(&self) -> f64 {
         let took = self.elapsed + self.late + self.caught_up;
         (self.done + self.done_late) as f64 / took.as_secs_f64().max(0.001)
@@ -153,7 +132,8 @@ impl Seen {
 
 /// A source of load.
 pub(crate) trait Source {
-    /// Lets `rate` operations per second arrive for a time, or until `stop`; `None`: as many as the clients' windows allow.
+    /// Lets `rate` operations per second arrive for a time, or until `stop`; `None`: as many as the
+    /// clients' windows allow.
     fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen>;
 
     /// From now on this node leads. Sources that find out for themselves need not be told.
@@ -196,6 +176,8 @@ struct Run<'a> {
     report: Report,
     table: Table,
     stop: &'a AtomicBool,
+    /// Whose load it is just now.
+    clients: &'static str,
     noise: Noise,
     stolen: Stolen,
     /// The least of overload over saturation: as acknowledged, and paid.
@@ -231,6 +213,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
             "stolen_ms",
         ]),
         stop,
+        clients: "",
         noise: Noise::default(),
         stolen: Stolen::watch(NODES_CPU)?,
         worst: [f64::INFINITY; 2],
@@ -269,6 +252,8 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
 
 impl Run<'_> {
     fn kind(&mut self, kind: &'static str, directory: &Path) -> Result<()> {
+        self.clients = kind;
+        self.report.expect(self.arguments.loads());
         std::fs::create_dir_all(directory)?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
@@ -292,9 +277,8 @@ impl Run<'_> {
             "native" => Box::new(native::Native::new(&cluster, options.log_ports(), seed)?),
             _ => Box::new(redis::Redis::new(cluster.nodes[leader].redis, seed)?),
         };
-        self.report.progress(&format!("{kind} clients"));
         let quick = self.arguments.common.quick;
-        let time = Duration::from_secs(if quick { 2 } else { 8 });
+        let time = Duration::from_secs(if quick { 1 } else { 8 });
         let mut looks = look(&cluster, options.logs)?;
         // The first time warms up.
         self.load(&mut *source, &mut cluster, None, time / 2, &mut looks)?;
@@ -303,10 +287,10 @@ impl Run<'_> {
             bail!("{kind}: the cluster did nothing in {time:?}");
         }
         self.add(kind, 0, &saturated);
-        let levels = if quick { QUICK_LEVELS } else { LEVELS };
+        let levels = self.arguments.levels();
         let (below, beyond): (Vec<u64>, Vec<u64>) = levels.iter().partition(|level| **level <= 100);
-        // A level is of the greatest throughput so far: where a host gives less at one time than at another, what is past
-        // saturation now might not be later.
+        // A level is of the greatest throughput so far: where a host gives less at one time than at
+        // another, what is past saturation now might not be later.
         let mut peak = saturated.done_s();
         for level in below {
             let rate = Some(share(peak, level));
@@ -315,12 +299,12 @@ impl Run<'_> {
         }
         let (mut seen, mut beside) = (Seen::new()?, Seen::new()?);
         for level in &beyond {
-            let turns = if quick { QUICK_TURNS } else { TURNS };
+            let turns = self.arguments.turns();
             let both = self.pair(
                 &mut *source,
                 &mut cluster,
                 (*level, &mut peak),
-                (TURN, turns),
+                turns,
                 &mut looks,
             )?;
             seen.add(&both[0])?;
@@ -330,7 +314,7 @@ impl Run<'_> {
         self.worst_paid(&seen, &beside);
         let minutes = Duration::from_secs(60 * self.arguments.minutes);
         if let (false, Some(level)) = (minutes.is_zero(), beyond.last()) {
-            let turns = minutes.div_duration_f64(LONGEST_TURN).ceil() as u32;
+            let turns = self.arguments.long_turns();
             let both = self.pair(
                 &mut *source,
                 &mut cluster,
@@ -344,8 +328,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Overload and saturation in turn. Which is first changes each time: a store compacts after so many flushes, which would
-    /// else fall to the same of the two again and again.
+    /// Overload and saturation in turn. Which is first changes each time: a store compacts after so
+    /// many flushes, which would else fall to the same of the two again and again.
     fn pair(
         &mut self,
         source: &mut dyn Source,
@@ -377,14 +361,15 @@ impl Run<'_> {
         self.add(kind, 0, beside);
     }
 
-    /// What is paid is judged over all levels together: one level's turns are as long as a few flushes, of which now one and
-    /// now the other ends with a compaction of all.
+    /// What is paid is judged over all levels together: one level's turns are as long as a few
+    /// flushes, of which now one and now the other ends with a compaction of all.
     fn worst_paid(&mut self, seen: &Seen, beside: &Seen) {
         let ratio = seen.paid_s() / beside.paid_s().max(1.0);
         self.worst[1] = self.worst[1].min(ratio);
     }
 
-    /// One time of load at whoever leads by now. `looks`: what was seen when the one before ended, and then when this one has.
+    /// One time of load at whoever leads by now. `looks`: what was seen when the one before ended,
+    /// and then when this one has.
     fn load(
         &mut self,
         source: &mut dyn Source,
@@ -397,8 +382,11 @@ impl Run<'_> {
         source.follow(cluster.nodes[leader].redis)?;
         self.noise.calibrate();
         let what = rate.map_or("saturation".to_owned(), |rate| format!("{rate:.0}/s"));
-        self.report
-            .progress(&format!("{what}, for {:.0} s", time.as_secs_f64()));
+        self.report.progress(&format!(
+            "{}: {what}, for {:.0} s",
+            self.clients,
+            time.as_secs_f64()
+        ));
         let nodes = (0..cluster.nodes.len()).filter_map(|node| {
             Some(Process {
                 role: "nodes".to_owned(),
@@ -430,7 +418,8 @@ impl Run<'_> {
         Ok(seen)
     }
 
-    /// Waits until every node's store has what is committed, and the nodes have nothing left to do; answers how long that took.
+    /// Waits until every node's store has what is committed, and the nodes have nothing left to do;
+    /// answers how long that took.
     fn catch_up(&self, cluster: &LocalCluster) -> Result<Duration> {
         let begun = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
@@ -470,7 +459,6 @@ impl Run<'_> {
             rounded(seen.gap_ms, 1),
             rounded(seen.stolen.as_secs_f64() * 1000.0, 1),
         ]);
-        self.report.row(&self.table);
     }
 }
 
@@ -495,7 +483,8 @@ impl Look {
             .sum()
     }
 
-    /// The longest time for which a loop stood still since, ms; 0 where no node's is longer than its longest before, which alone is known.
+    /// The longest time for which a loop stood still since, ms; 0 where no node's is longer than
+    /// its longest before, which alone is known.
     fn gap_until(&self, later: &Look) -> f64 {
         let nodes = self.gaps_ms.iter().zip(&later.gaps_ms);
         let grown = nodes.filter(|(before, after)| after > before);
@@ -542,9 +531,9 @@ fn agree(cluster: &LocalCluster, logs: u16) -> Result<bool> {
         .all(|of_node| *of_node == indexes[0] && of_node.iter().all(all_of_a_log)))
 }
 
-/// A SET's key and value, in order.
-pub(crate) fn value() -> Vec<u8> {
-    vec![b'v'; VALUE_BYTES]
+/// The value that all writes have.
+pub(crate) fn value(seed: u64) -> Vec<u8> {
+    Sequence(!seed).value(VALUE_BYTES)
 }
 
 #[cfg(test)]

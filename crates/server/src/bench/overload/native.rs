@@ -15,7 +15,8 @@ use crate::cluster::LocalCluster;
 /// More windows together than the leader lets wait.
 const CLIENTS: usize = 12;
 const WINDOW: usize = 1024;
-/// How long a caller waits, µs: shorter than the queues of a cluster at three times its load, so that callers see it.
+/// How long a caller waits, µs: shorter than the queues of a cluster at three times its load, so
+/// that callers see it.
 const PATIENCE_US: u64 = 1_000_000;
 /// Operations under way in one client at most; what arrives beyond is not sent.
 const MOST_PENDING: usize = 2 * WINDOW;
@@ -56,7 +57,7 @@ impl Native {
         Ok(Native {
             clients,
             sequence: Sequence(seed),
-            value: value(),
+            value: value(seed),
         })
     }
 

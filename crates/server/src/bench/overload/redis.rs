@@ -17,7 +17,8 @@ const CONNECTIONS: usize = 32;
 const WINDOW: usize = 64;
 /// Commands that arrive together on a connection, however fast they arrive.
 const PIPELINE: usize = 16;
-/// Commands sent and not answered on one connection at most; what arrives beyond waits for nobody and is not sent.
+/// Commands sent and not answered on one connection at most; what arrives beyond waits for nobody
+/// and is not sent.
 const MOST_PENDING: usize = 2048;
 /// Bytes that wait to be sent on one connection at most: the other side takes no more.
 const MOST_UNSENT: usize = 256 << 10;
@@ -60,7 +61,7 @@ impl Redis {
             leader,
             connections,
             sequence: Sequence(seed),
-            value: value(),
+            value: value(seed),
             piece: vec![0; 64 << 10].into(),
         })
     }

@@ -1,4 +1,5 @@
-//! How many streams of small writes meet at a server: by arithmetic for the stores of rowan's table 1, counted for this one.
+//! How many streams of small writes meet at a server: by arithmetic for the stores of rowan's table
+//! 1, counted for this one.
 
 use anyhow::Result;
 use cyclone_bench::output::Report;
@@ -42,7 +43,6 @@ pub(super) fn run(counted: &[(Protocol, f64)], report: &mut Report) -> Result<()
             json!(paper),
             json!(null),
         ]);
-        report.row(&table);
     }
     for (protocol, streams) in counted {
         table.add(vec![
@@ -52,7 +52,6 @@ pub(super) fn run(counted: &[(Protocol, f64)], report: &mut Report) -> Result<()
             json!(null),
             json!((streams * 10.0).round() / 10.0),
         ]);
-        report.row(&table);
     }
     report.table("pmkv-fan-in", &table)
 }

@@ -118,7 +118,8 @@ pub struct Load {
 /// What a run saw.
 pub struct Seen {
     pub ops_s: f64,
-    /// By the time that this thread had a CPU: what other programs on the machine do changes it little.
+    /// By the time that this thread had a CPU: what other programs on the machine do changes it
+    /// little.
     pub ops_cpu_s: f64,
     pub puts: Histogram<u64>,
     pub gets: Histogram<u64>,
@@ -200,7 +201,8 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
     let mut under_way = vec![(Instant::now(), false); load.in_flight];
     let mut free: Vec<u64> = (0..load.in_flight as u64).collect();
     let (mut sent, mut done) = (0u64, 0u64);
-    // A cluster that stood still while another one ran must know what time it is before it takes requests.
+    // A cluster that stood still while another one ran must know what time it is before it takes
+    // requests.
     cluster.step();
     cluster.keeping = Duration::ZERO;
     let (begun, cpu) = (Instant::now(), super::cpu_time());

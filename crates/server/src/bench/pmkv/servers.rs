@@ -1,7 +1,8 @@
-//! The replications on real servers: processes that reach each other through shared memory, under Redis cluster clients.
+//! The replications on real servers: processes that reach each other through shared memory, under
+//! Redis cluster clients.
 //!
-//! Here a backup that has work to do must be woken up for it, as on machines of their own; where one thread steps all servers (the other
-//! parts) its messages lie ready when their turn comes.
+//! Here a backup that has work to do must be woken up for it, as on machines of their own; where
+//! one thread steps all servers (the other parts) its messages lie ready when their turn comes.
 
 use std::sync::atomic::AtomicBool;
 
@@ -48,8 +49,9 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
     ]);
     for name in PLANS {
         let wanted = |variant: &Variant| is_of(variant, &protocols);
-        let (plan, result) =
-            plans::measure_some(name, common.quick, &wanted, &AtomicBool::new(false))?;
+        report.progress(&format!("servers as processes, {name}"));
+        let stop = AtomicBool::new(false);
+        let (plan, result) = plans::measure_some(name, common, &wanted, report.budget(), &stop)?;
         if result.failed() {
             bail!("{name}: servers failed");
         }

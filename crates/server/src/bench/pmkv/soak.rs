@@ -1,4 +1,5 @@
-//! Skewed overwrites of a store that is 80% full, minute after minute: space, memory and latency must stay what they are.
+//! Skewed overwrites of a store that is 80% full, minute after minute: space, memory and latency
+//! must stay what they are.
 
 use std::time::Duration;
 
@@ -59,7 +60,13 @@ fn look(cluster: &Cluster, seen: &load::Seen) -> Minute {
 }
 
 /// Runs for so many minutes.
-pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<()> {
+pub(super) fn run(common: &Common, minutes: Option<u64>, report: &mut Report) -> Result<()> {
+    let (minutes, minute_s) = match common.quick {
+        true => (minutes.unwrap_or(3), 10),
+        false => (minutes.unwrap_or(30), 60),
+    };
+    report.expect(minutes.max(1) as usize + 1);
+    report.progress("filling and overwriting twice");
     let setting = Setting::small(Protocol::Rowan);
     let keys = setting.memory_bytes * FULL_PERCENT / 100 / MEAN_BLOCK_BYTES;
     let mut cluster = Cluster::start(setting)?;
@@ -77,7 +84,7 @@ pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<
     // Until what lies there is as old as it will ever be.
     load.until = Until::Done(2 * keys);
     load::run(&mut cluster, load)?;
-    load.until = Until::After(Duration::from_secs(60));
+    load.until = Until::After(Duration::from_secs(minute_s));
     let mut table = Table::new(&[
         "minute",
         "ops_s",
@@ -94,7 +101,8 @@ pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<
     ]);
     let mut all = Vec::new();
     for minute in 1..=minutes.max(1) {
-        load.seed = common.seed + minute;
+        report.progress(&format!("minute {minute}"));
+        load.seed = common.seed.wrapping_add(minute);
         let seen = load::run(&mut cluster, load)?;
         let now = look(&cluster, &seen);
         let (puts, gets) = (Percentiles::of(&seen.puts), Percentiles::of(&seen.gets));
@@ -114,9 +122,8 @@ pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<
             json!((now.private_bytes as f64 / f64::from(1 << 20)).round()),
             json!(cleaned),
         ]);
-        report.row(&table);
-        report.progress(&format!(
-            "minute {minute}: {:.0} ops/s, {} free segments, {:.0} MiB",
+        report.live(&format!(
+            "{:.0} ops/s, {} free segments, {:.0} MiB",
             seen.ops_s,
             now.free,
             now.private_bytes as f64 / f64::from(1 << 20)

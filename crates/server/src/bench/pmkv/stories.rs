@@ -1,7 +1,8 @@
 //! What a takeover and a hot shard do to real servers, over time: rowan fig. 14 and 15.
 //!
-//! Servers, managers and clients share this machine's cores: a server that has more to do than others takes their cores as well, so a
-//! hot shard costs little throughput here. What can be told is how soon it is noticed, and how long the move takes.
+//! Servers, managers and clients share this machine's cores: a server that has more to do than
+//! others takes their cores as well, so a hot shard costs little throughput here. What can be told
+//! is how soon it is noticed, and how long the move takes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -140,11 +141,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 //= rowan §6.5, fig. 14
 pub(super) fn failover(common: &Common, report: &mut Report) -> Result<()> {
+    let kills = if common.quick { 1 } else { TAKEOVERS };
+    report.expect(1 + kills as usize);
     report.progress("failover: filling the servers");
     let mut stage = Stage::set(common, 50)?;
     let mut table = Table::new(&["kill", "configuration_ms", "served_ms"]);
     let mut seen = Vec::new();
-    let kills = if common.quick { 1 } else { TAKEOVERS };
     for kill in 0..kills {
         report.progress(&format!("failover: kill {} of {kills}", kill + 1));
         if kill > 0 {
@@ -152,13 +154,12 @@ pub(super) fn failover(common: &Common, report: &mut Report) -> Result<()> {
             stage.servers.start(victim)?;
             stage.servers.wait_until_whole(victim)?;
         }
-        let one = takeover(&mut stage, common.seed + kill)?;
+        let one = takeover(&mut stage, common.seed.wrapping_add(kill))?;
         table.add(vec![
             json!(kill + 1),
             json!(tenths(one.committed)),
             json!(tenths(one.served)),
         ]);
-        report.row(&table);
         seen.push(one);
     }
     let note = stage.settings();
@@ -236,6 +237,7 @@ fn watch(stage: &Stage, before: &Cluster) -> Result<Moves> {
 
 //= rowan §6.6, fig. 15
 pub(super) fn resharding(common: &Common, report: &mut Report) -> Result<()> {
+    report.expect(2);
     report.progress("resharding: filling the servers");
     let mut stage = Stage::set(common, 5)?;
     stage.begin(common.seed);

@@ -23,6 +23,8 @@ fn objects(node: &Node) -> u64 {
 //= rowan §6.4
 pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
     let mut table = Table::new(&["what", "objects", "ms", "cpu_ms", "objects_cpu_s"]);
+    report.expect(1);
+    report.progress("takeover and cold start in this process");
     let keys: u64 = if common.quick { 200_000 } else { 1_000_000 };
     let mut cluster = Cluster::start(Setting {
         memory_bytes: if common.quick { 256 << 20 } else { 1 << 30 },
@@ -53,16 +55,12 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
         json!(null),
         json!(null),
     ]);
-    report.row(&table);
     cluster.nodes[0] = None;
     let (rate, node) = cold_start("cold start", &cluster, &mut table)?;
-    report.row(&table);
     let checkpoint = take_checkpoint(&node, &mut table)?;
-    report.row(&table);
     drop(node);
     cluster.setting.start.checkpoint = Some(Arc::new(Checkpoint::decode(&checkpoint)?));
     cold_start("cold start from a checkpoint", &cluster, &mut table)?;
-    report.row(&table);
     report.table("pmkv-timelines", &table)?;
     let what = "cold start, objects/s of one core";
     report.verdict(Verdict::at_least(what, rate, 2e6));

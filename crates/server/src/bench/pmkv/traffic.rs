@@ -16,7 +16,8 @@ use crate::bench::wires::ShardLane;
 
 /// Requests under way.
 const IN_FLIGHT: usize = 64;
-/// Of a hundred requests, how many go to the hot shard that would have gone to the server that loses them. //= rowan §6.6
+/// Of a hundred requests, how many go to the hot shard that would have gone to the server that
+/// loses them. //= rowan §6.6
 const MOVED_PERCENT: u64 = 80;
 
 /// A shard that becomes hot.
@@ -90,7 +91,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Keeps requests under way until it is stopped; answers when each of those that were answered ended, in nanoseconds.
+    /// Keeps requests under way until it is stopped; answers when each of those that were answered
+    /// ended, in nanoseconds.
     pub fn flow(&self, seed: u64) -> Result<Vec<u64>> {
         let mut random = Random::new(seed);
         let mut lane = ShardLane::open(&self.addresses, 1, IN_FLIGHT)?;
@@ -140,8 +142,8 @@ fn submit_write(lane: &mut ShardLane, token: u64, key: u64, random: &mut Random)
     lane.submit(token, Request::Write(&[pair]))
 }
 
-/// Answers per second in steps of so many milliseconds, from `from` to `until`; a step's time counts from `zero`. All in
-/// milliseconds since the traffic was made.
+/// Answers per second in steps of so many milliseconds, from `from` to `until`; a step's time
+/// counts from `zero`. All in milliseconds since the traffic was made.
 pub(super) fn timeline(
     ends_ns: &[u64],
     step_ms: f64,

@@ -242,7 +242,8 @@ impl Running for Nodes {
         let leader = self.leader;
         Some(Box::new(move || {
             let mut cluster = cluster.lock().unwrap_or_else(PoisonError::into_inner);
-            // The leader at the beginning of the measurement. Asking anew would take time, and it seldom changes.
+            // The leader at the beginning of the measurement. Asking anew would take time, and it
+            // seldom changes.
             let victim = match cluster.is_running(leader) {
                 true => leader,
                 false => cluster.leader().context("nobody leads")?,

@@ -1,4 +1,5 @@
-//! dragonboat: three replicas as processes of a small Go program (bench-peers/dragonboat), the client inside the leader's.
+//! dragonboat: three replicas as processes of a small Go program (bench-peers/dragonboat), the
+//! client inside the leader's.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! A replica inside this process, beside the load, as library users have it; the others are processes.
+//! A replica inside this process, beside the load, as library users have it; the others are
+//! processes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +10,7 @@ use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Done, Job, Lane, Lanes, Outcome, Request, lanes};
 use cyclone_bench::system::{Filling, Measured, Running};
 use cyclone_bench::workload::Workload;
-use cyclone_replica::{Answers, Embedded, LogLoop, Outcome as Answer};
+use cyclone_replica::{Answers, Embedded, LogThread, Outcome as Answer};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -31,7 +32,7 @@ pub struct Inside {
 }
 
 /// The loops of the leader's logs, by their first log.
-type Loops = Arc<Mutex<BTreeMap<u16, LogLoop>>>;
+type Loops = Arc<Mutex<BTreeMap<u16, LogThread>>>;
 
 impl Inside {
     /// Starts it. `apart`: the load's threads move the leader's logs.
@@ -49,8 +50,8 @@ impl Inside {
             false => Embedded::start(config).map(|leader| (leader, Vec::new())),
         };
         let (leader, loops) = started.context("starting the replica in this process")?;
-        let first = |mut own: LogLoop| Some((own.lanes().first()?.log(), own));
-        let loops: BTreeMap<u16, LogLoop> = loops.into_iter().filter_map(first).collect();
+        let first = |mut own: LogThread| Some((own.lanes().first()?.log(), own));
+        let loops: BTreeMap<u16, LogThread> = loops.into_iter().filter_map(first).collect();
         if !leader.wait_to_lead(Duration::from_secs(20)) {
             bail!("the replica in this process does not come to lead");
         }
@@ -129,9 +130,10 @@ impl Lane for InsideLane {
     }
 }
 
-/// Load in the thread that moves the logs: nobody is woken, and no other thread takes part at the leader.
+/// Load in the thread that moves the logs: nobody is woken, and no other thread takes part at the
+/// leader.
 struct DriverLane {
-    own: Option<LogLoop>,
+    own: Option<LogThread>,
     /// Where it goes in the end.
     back: Loops,
     /// For each of its logs what makes a key lie there: a hash tag.
@@ -203,7 +205,7 @@ impl Drop for DriverLane {
     }
 }
 
-fn lock(loops: &Loops) -> MutexGuard<'_, BTreeMap<u16, LogLoop>> {
+fn lock(loops: &Loops) -> MutexGuard<'_, BTreeMap<u16, LogThread>> {
     loops.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -212,7 +214,7 @@ fn outcome(answer: &Answer) -> Result<Outcome> {
         Answer::Done(Reply::Failed(failure)) => bail!("the store refuses: {failure}"),
         Answer::Done(_) => Outcome::Done,
         Answer::TooLarge => bail!("too large"),
-        Answer::NotLeader(_) | Answer::Busy => Outcome::Refused,
+        Answer::NotLeader(_) | Answer::Busy | Answer::Damaged => Outcome::Refused,
         Answer::Lost | Answer::Unknown => Outcome::Unfinished,
     })
 }

@@ -1,5 +1,5 @@
-//! Peers whose clients are written in Go: a program is told what to do, line by line as JSON, and does the operations of a trace
-//! file (bench-peers/load).
+//! Peers whose clients are written in Go: a program is told what to do, line by line as JSON, and
+//! does the operations of a trace file (bench-peers/load).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,8 @@ pub struct GoPeer {
 }
 
 impl GoPeer {
-    /// Starts it and waits until it is ready. Traces are put into `directory`, and what it complains about.
+    /// Starts it and waits until it is ready. Traces are put into `directory`, and what it
+    /// complains about.
     pub fn start(command: &mut Command, directory: &Path) -> Result<GoPeer> {
         let name = Path::new(command.get_program())
             .file_name()
@@ -185,7 +186,8 @@ impl GoPeer {
     }
 }
 
-/// What a job asks for. Which keys have been inserted by then is known beforehand: operations begin in the trace's order.
+/// What a job asks for. Which keys have been inserted by then is known beforehand: operations begin
+/// in the trace's order.
 fn operations(job: &Job<'_>) -> Vec<Op> {
     let inserts = Inserts::after(job.inserts.next()).with_in_flight(job.inflight);
     let mut source = Source::new(job.workload, job.seed, 0, &inserts);

@@ -81,7 +81,8 @@ fn version_in(text: &str) -> String {
     version.unwrap_or_default().to_owned()
 }
 
-/// What a program says on its standard output, line by line, by a thread that ends with the program.
+/// What a program says on its standard output, line by line, by a thread that ends with the
+/// program.
 fn lines_of(stdout: ChildStdout) -> Receiver<String> {
     let (say, said) = channel();
     std::thread::spawn(move || {

@@ -122,9 +122,10 @@ impl Lane for NativeLane {
     }
 }
 
-/// What the paper's ganged operations save: a batch by two-phase commit, coordinated by the client. Every participant's log
-/// takes an intent, one takes the decision, then every one takes the write: three rounds, each waited for. What a real one
-/// needs besides (locks, recovery of a coordinator) would come on top.
+/// What the paper's ganged operations save: a batch by two-phase commit, coordinated by the client.
+/// Every participant's log takes an intent, one takes the decision, then every one takes the write:
+/// three rounds, each waited for. What a real one needs besides (locks, recovery of a coordinator)
+/// would come on top.
 pub struct TwoPhase {
     client: Client,
     ended: Vec<Done>,

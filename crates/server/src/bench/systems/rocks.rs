@@ -1,6 +1,7 @@
-//! RocksDB alone, called from the load's own threads. Where its log is synced there is one per operation in flight, as its group commit
-//! wants it. Else there is nothing to wait for: a thread per CPU shares the operations, since more only get into each other's way.
-//! So many are in flight then, whatever the plan says.
+//! RocksDB alone, called from the load's own threads. Where its log is synced there is one per
+//! operation in flight, as its group commit wants it. Else there is nothing to wait for: a thread
+//! per CPU shares the operations, since more only get into each other's way. So many are in flight
+//! then, whatever the plan says.
 
 use std::path::Path;
 use std::sync::Arc;

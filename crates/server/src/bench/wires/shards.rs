@@ -1,7 +1,8 @@
-//! Connections to the servers of a cluster: each command goes to the one that has its key's slot, as cluster clients do it.
+//! Connections to the servers of a cluster: each command goes to the one that has its key's slot,
+//! as cluster clients do it.
 //!
-//! A server that cannot be reached is tried again a few milliseconds later; what waits for it meanwhile is refused then, and asked
-//! for elsewhere if its slots have moved.
+//! A server that cannot be reached is tried again a few milliseconds later; what waits for it
+//! meanwhile is refused then, and asked for elsewhere if its slots have moved.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -149,7 +150,8 @@ impl ShardLane {
         )
     }
 
-    /// A connection is gone: what was under way or waited for its server has an unknown fate, or none.
+    /// A connection is gone: what was under way or waited for its server has an unknown fate, or
+    /// none.
     fn lose(&mut self, number: usize) {
         let server = &mut self.servers[number / self.per_server];
         if let Some(wire) = self.wires[number].take() {
@@ -200,7 +202,8 @@ fn slots_of(address: SocketAddr) -> Result<Ranges> {
     ranges.context("an answer to CLUSTER SLOTS of another form")
 }
 
-/// First slot, last slot, then the servers, the one that serves them first: host, port, and what does not matter.
+/// First slot, last slot, then the servers, the one that serves them first: host, port, and what
+/// does not matter.
 fn range(parts: Vec<redis::Value>) -> Option<(u16, u16, String)> {
     let mut parts = parts.into_iter();
     let mut number = || redis::from_redis_value(parts.next()?).ok();

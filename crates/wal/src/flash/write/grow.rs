@@ -5,11 +5,14 @@ use crate::flash::log::GrowFailed;
 
 /// Segments ahead of the log that growth hurries to have.
 const NEAR: u64 = 64;
-/// Time between two pieces of zeros beyond that: the device belongs to the log, and to other replicas' logs.
+/// Time between two pieces of zeros beyond that: the device belongs to the log, and to other
+/// replicas' logs.
 const PAUSE_US: u64 = 5_000;
-/// The same while entries are on their way to the device and there is room for many more: what they wait for comes first.
+/// The same while entries are on their way to the device and there is room for many more: what they
+/// wait for comes first.
 const BUSY_PAUSE_US: u64 = 50_000;
-/// The same for the first pieces of a new area: as a rule there is nothing yet that needs the device.
+/// The same for the first pieces of a new area: as a rule there is nothing yet that needs the
+/// device.
 const NEW_PAUSE_US: u64 = 1_000;
 
 impl FlashLog {

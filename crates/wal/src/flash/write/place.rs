@@ -5,7 +5,8 @@ use crate::flash::log::HardPlaced;
 use crate::ring::EntryView;
 
 impl FlashLog {
-    /// The usual case, without detours: entries that the open page has room for as a whole. Answers whether there was one.
+    /// The usual case, without detours: entries that the open page has room for as a whole. Answers
+    /// whether there was one.
     pub(super) fn place_whole_entries(&mut self, ring: Option<&Ring>, upto: u64) -> bool {
         let Some(ring) = ring else {
             return false;
@@ -63,7 +64,7 @@ impl FlashLog {
             } else {
                 1
             };
-            if !self.make_room(
+            if !self.ensure_page_space(
                 RECORD_HEAD_BYTES + least,
                 self.reserve_for(current.kind),
                 now_us,
