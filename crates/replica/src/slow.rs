@@ -120,7 +120,7 @@ impl Job {
                 let result = match Query::decode(&read.query) {
                     Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
                     // It was decoded when it was taken in.
-                    Err(_) => Err(ApplyError::WouldBlock),
+                    Err(_) => Err(ApplyError::Cancelled),
                 };
                 Done::Read {
                     log,

@@ -86,6 +86,9 @@ pub enum ApplyError {
     /// It would have to wait; nothing was done. Call again from a thread that may.
     #[error("the store would block")]
     WouldBlock,
+    /// The scan was cancelled ([`StateMachine::cancel_scans`]); there is no result.
+    #[error("the scan was cancelled")]
+    Cancelled,
     /// A key's deadline lies between the state's clock and the asker's time: whether the key is
     /// still there is for the log to say. Apply an entry stamped with that time or later (a no-op
     /// will do), and ask again. Only from
@@ -264,11 +267,10 @@ pub trait StateMachine: Send + Sync {
     /// A hash over the whole state, equal on replicas that have applied the same. Blocks.
     ///
     /// # Errors
-    /// When the device refuses; [`ApplyError::WouldBlock`] once nobody waits any more.
+    /// When the device refuses; [`ApplyError::Cancelled`] after [`StateMachine::cancel_scans`].
     fn digest(&self) -> Result<String, ApplyError>;
 
-    /// Nobody waits any more for what walks through all keys: hashes and such queries, also those
-    /// under way, end with
-    /// [`ApplyError::WouldBlock`]. For the end of a process, which would have to wait for them.
+    /// Cancels hashes and queries that scan all keys: those that run and later ones return
+    /// [`ApplyError::Cancelled`]. For the end of a process, which would have to wait for them.
     fn cancel_scans(&self) {}
 }

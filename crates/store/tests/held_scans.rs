@@ -173,7 +173,7 @@ fn walks_end_and_other_reads_do_not() {
                 machine.cancel_scans();
             }
             let is_right = |error: Option<ApplyError>| match ended {
-                true => matches!(error, Some(ApplyError::WouldBlock)),
+                true => matches!(error, Some(ApplyError::Cancelled)),
                 false => error.is_none(),
             };
             for walk in &walks {

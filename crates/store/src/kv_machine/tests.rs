@@ -101,7 +101,7 @@ fn entry(index: u64) -> EntryInput<'static> {
 }
 
 #[test]
-fn a_hash_under_way_ends_when_nobody_waits_for_it() {
+fn a_running_hash_ends_when_scans_are_cancelled() {
     let (entered, has_entered) = channel();
     let (_let_go, go_on) = channel();
     let machine = KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap();
@@ -113,7 +113,7 @@ fn a_hash_under_way_ends_when_nobody_waits_for_it() {
         assert!(!hashing.is_finished());
         machine.cancel_scans();
         let ended = hashing.join().unwrap();
-        assert!(matches!(ended, Err(ApplyError::WouldBlock)), "{ended:?}");
+        assert!(matches!(ended, Err(ApplyError::Cancelled)), "{ended:?}");
     });
 }
 
