@@ -23,7 +23,7 @@ pub enum Outcome {
     /// `-TRYAGAIN`.
     Lost,
     /// It may or may not have been executed. Answered with `-ERR outcome unknown` (a read:
-    /// `-TRYAGAIN`).
+    /// `-TRYAGAIN`, a change of members or of the clock, which may be repeated: `-UNKNOWN`).
     Unknown,
     /// The command exceeds the backend's limits; nothing was done.
     TooLarge,
@@ -32,6 +32,9 @@ pub enum Outcome {
     Full,
     /// Refused for this reason; nothing was done. Answered with `-ERR` and the text.
     Refused(String),
+    /// A change of the members would leave no majority that the leader hears from; nothing was
+    /// done. Answered with `-NOQUORUM` and the text.
+    NoQuorum(String),
 }
 
 /// What a client may ask about snapshots.

@@ -453,7 +453,7 @@ fn held(outcome: &Outcome) -> usize {
     }
     let behind = match outcome {
         Outcome::Done(reply) => behind(reply),
-        Outcome::Refused(reason) => reason.capacity() + BLOCK,
+        Outcome::Refused(reason) | Outcome::NoQuorum(reason) => reason.capacity() + BLOCK,
         _ => 0,
     };
     size_of::<Outcome>() + behind
@@ -479,6 +479,10 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             out,
             "TRYAGAIN not done: the store of this node is damaged, retry when another node leads",
         ),
+        Outcome::Unknown if pending.shape == Shape::Repeatable => encode::error(
+            out,
+            "UNKNOWN outcome: leadership changed before the change was confirmed; give the command again",
+        ),
         Outcome::Unknown if !pending.is_read => encode::error(
             out,
             "ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done",
@@ -488,6 +492,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
         }
         Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
         Outcome::Refused(reason) => encode::error(out, format!("ERR {reason}")),
+        Outcome::NoQuorum(reason) => encode::error(out, format!("NOQUORUM {reason}")),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }

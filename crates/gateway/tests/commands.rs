@@ -435,6 +435,26 @@ fn elsewhere_and_nowhere() {
         server.backend().fail = Some(outcome);
         c.ask("SET foo 1", reply);
     }
+    // A program tells an operator's commands' outcomes apart by their codes.
+    for command in ["CYCLONE MEMBER REMOVE 3", "CYCLONE CLOCK RESET"] {
+        let cases = [
+            (None, "+OK\r\n"),
+            (
+                Some(Outcome::Unknown),
+                "-UNKNOWN outcome: leadership changed before the change was confirmed; give the command again\r\n",
+            ),
+            (
+                Some(Outcome::NoQuorum("only 1 of 3".into())),
+                "-NOQUORUM only 1 of 3\r\n",
+            ),
+            (Some(Outcome::Refused("why".into())), "-ERR why\r\n"),
+        ];
+        for (outcome, reply) in cases {
+            server.backend().fail = outcome;
+            c.ask(command, reply);
+        }
+    }
+    server.backend().fail = Some(Outcome::Unknown);
     c.ask(
         "GET foo",
         "-TRYAGAIN not done: leadership changed, retry\r\n",

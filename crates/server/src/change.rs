@@ -83,18 +83,15 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
         Ok(()) => Ok(Answer::Accepted),
         Err(error) => match error.code() {
             // Not the leader, not yet, or nobody knows whether: ask again.
-            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN") => {
+            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN" | "UNKNOWN") => {
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
             Some("NOAUTH") => Ok(Answer::AccessDenied(AccessDenied::NoPassword.into())),
-            Some(_) => match error.detail().unwrap_or("refused") {
-                why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
-                why if why.starts_with("outcome unknown") => {
-                    Ok(Answer::Later(format!("{address}: {why}")))
-                }
-                why => bail!("{why}"),
-            },
+            Some("NOQUORUM") => Ok(Answer::Unheard(
+                error.detail().unwrap_or("no majority").to_owned(),
+            )),
+            Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
         },
     }
 }

@@ -16,8 +16,8 @@ use cyclone_gateway::{
     SnapshotRequest, Topology, TopologyNode,
 };
 use cyclone_replica::{
-    BackupReply, BackupRequest, COMPANION, Config, EventSource, KeysShown, LogStatus, Member, Node,
-    Now, Reactor, recover,
+    BackupReply, BackupRequest, COMPANION, Config, EventSource, KeysShown, LogStatus, Member,
+    MemberError, Node, Now, Reactor, recover,
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
@@ -464,9 +464,10 @@ impl Redis {
         }
         for (ticket, error) in node.take_member_refusals() {
             work += 1;
-            let outcome = match error.is_temporary() {
-                true => Outcome::Busy,
-                false => Outcome::Refused(error.to_string()),
+            let outcome = match error {
+                error if error.is_temporary() => Outcome::Busy,
+                MemberError::NoMajority { .. } => Outcome::NoQuorum(error.to_string()),
+                error => Outcome::Refused(error.to_string()),
             };
             self.gateway.complete(ticket, outcome);
         }
