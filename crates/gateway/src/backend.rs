@@ -213,11 +213,14 @@ pub trait Backend {
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);
 
-    /// Submits a request about snapshots. Answers false where there are none: then no outcome
-    /// comes.
-    fn submit_snapshot(&mut self, _ticket: u64, _request: SnapshotRequest) -> bool {
+    /// Submits a request about snapshots of the connection `client` (CLIENT ID). Answers false where
+    /// there are none: then no outcome comes.
+    fn submit_snapshot(&mut self, _ticket: u64, _client: u64, _request: SnapshotRequest) -> bool {
         false
     }
+
+    /// A connection that has begun a snapshot is closed: what the backend holds for it is released.
+    fn release_snapshots(&mut self, _client: u64) {}
 
     /// Submits a change of the cluster's members; the answer says that it will be carried out.
     /// Answers false where members are not changed so: then no outcome comes.

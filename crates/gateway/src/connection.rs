@@ -135,6 +135,8 @@ pub(crate) struct Session {
     pub(crate) read_mode: Option<ReadMode>,
     /// CLIENT SCANMODE SNAPSHOT.
     pub(crate) holds_scans: bool,
+    /// It has begun a snapshot (CYCLONE SNAPSHOT BEGIN).
+    pub(crate) holds_snapshots: bool,
     pub(crate) no_evict: bool,
     pub(crate) no_touch: bool,
     /// Answer what is pending, then hang up.
@@ -200,6 +202,7 @@ impl Session {
             readonly: false,
             read_mode: None,
             holds_scans: false,
+            holds_snapshots: false,
             no_evict: false,
             no_touch: false,
             closing: false,

@@ -17,7 +17,7 @@ use mio::{Interest, Registry, Token};
 
 use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
-use crate::connection::{Connection, Flushed, KEPT_BUFFER};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
 use crate::login::{Logins, Users};
 use crate::memory::{HeldBytes, Totals};
 use crate::reply_encoder::ReplyEncoder;
@@ -166,6 +166,8 @@ pub struct Gateway {
     encoded_dirty: usize,
     /// Tickets of reads that nobody waits for any more.
     cancelled_reads: Vec<u64>,
+    /// Closed connections (CLIENT ID) whose snapshots the backend still holds.
+    unreleased_snapshots: Vec<u64>,
     /// Replies that nobody takes any more.
     discarded_replies: Vec<ReplyEncoder>,
     drained: Vec<(u64, Outcome)>,
@@ -234,6 +236,7 @@ impl Gateway {
             encode_budget: ENCODED_PER_STEP,
             encoded_dirty: 0,
             cancelled_reads: Vec::new(),
+            unreleased_snapshots: Vec::new(),
             discarded_replies: Vec::new(),
             drained: Vec::new(),
             rejected_connections: RejectedConnections::default(),
@@ -327,6 +330,7 @@ impl Gateway {
             || !self.dirty.is_empty()
             || !self.handshaking.is_empty()
             || !self.discarded_replies.is_empty()
+            || !self.unreleased_snapshots.is_empty()
             || self.shared.totals.excess(&self.shared.config).is_some()
             || self.shared.logins.as_ref().is_some_and(Logins::has_answers)
     }
@@ -362,6 +366,9 @@ impl Gateway {
         if !self.cancelled_reads.is_empty() {
             backend.forget_reads(&self.cancelled_reads);
             self.cancelled_reads.clear();
+        }
+        for client in self.unreleased_snapshots.drain(..) {
+            backend.release_snapshots(client);
         }
         self.free_discarded_replies();
         self.rejected_connections.close_expired(now_us);
@@ -582,6 +589,13 @@ impl Gateway {
         }
     }
 
+    /// Lets the backend release, in the next step, the snapshots that a connection has begun.
+    pub(crate) fn release_snapshots(&mut self, session: &mut Session) {
+        if std::mem::take(&mut session.holds_snapshots) {
+            self.unreleased_snapshots.push(session.id);
+        }
+    }
+
     /// Ends a connection that has been taken out of the slab.
     pub(crate) fn close(&mut self, mut connection: Box<Connection>) {
         // It may fail only if it was never registered; closing the socket takes it off the queue
@@ -602,6 +616,7 @@ impl Gateway {
             .extend(connection.session.unanswered_reads());
         self.discarded_replies
             .extend(connection.session.discarded_replies());
+        self.release_snapshots(&mut connection.session);
         self.slab.free(index);
         self.shared.connected = self.slab.len();
     }

@@ -135,8 +135,10 @@ impl Gateway {
     ) -> bool {
         let count = match connection.stream.read(scratch) {
             Ok(0) => {
-                // Half-closed: what is pending is still answered.
+                // Half-closed: what is pending is still answered. No piece of a snapshot can be
+                // asked for any more.
                 connection.ended = true;
+                self.release_snapshots(&mut connection.session);
                 connection.readable = false;
                 return true;
             }

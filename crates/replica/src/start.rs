@@ -228,7 +228,7 @@ pub enum StartError {
         line: usize,
     },
     /// The store does not open.
-    #[error("store: {0}")]
+    #[error("store: {0}{advice}", advice = store_advice(.0))]
     Store(#[from] ApplyError),
     /// Raft does not start.
     #[error("raft: {0}")]
@@ -247,6 +247,17 @@ pub enum StartError {
     /// The engine is not part of this program.
     #[error("this program was built without the {0} engine")]
     EngineMissing(&'static str),
+}
+
+/// What to do about a store whose files are damaged.
+fn store_advice(error: &ApplyError) -> &'static str {
+    match error {
+        ApplyError::Damaged(_) => {
+            ". The store is damaged. While a majority of the other replicas is there, replace this one (`cyclone ctl member \
+             replace`); otherwise restore a backup, or see what `cyclone recover` can keep (docs/operations.md)"
+        }
+        _ => "",
+    }
 }
 
 /// What to do about a region that is not lost, but not for this program and configuration.

@@ -114,9 +114,10 @@ impl Backend for NodeBackend<'_> {
         self.node.digest(ticket);
     }
 
-    fn submit_snapshot(&mut self, ticket: u64, request: SnapshotRequest) -> bool {
+    fn submit_snapshot(&mut self, ticket: u64, client: u64, request: SnapshotRequest) -> bool {
         self.node.backup(
             ticket,
+            client,
             match request {
                 SnapshotRequest::Begin => BackupRequest::Begin,
                 SnapshotRequest::Read {
@@ -134,6 +135,10 @@ impl Backend for NodeBackend<'_> {
             },
         );
         true
+    }
+
+    fn release_snapshots(&mut self, client: u64) {
+        self.node.release_backups(client);
     }
 
     fn submit_member(&mut self, ticket: u64, request: MemberRequest) -> bool {
@@ -352,6 +357,7 @@ impl Backend for NodeBackend<'_> {
             ("longest_gap_us", c.longest_gap_us),
             ("loop_helped", c.helped),
             ("scan_snapshots", status.held_snapshots),
+            ("save_snapshots", status.held_backups),
             ("apply_largest_call_bytes", status.work_done.largest_call),
             (
                 "apply_largest_command_bytes",

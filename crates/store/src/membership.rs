@@ -62,6 +62,12 @@ impl MembershipStore {
         }
     }
 
+    /// Where all is stored.
+    #[cfg(feature = "rocksdb")]
+    pub(crate) fn keys(logs: u16) -> impl Iterator<Item = [u8; 4]> {
+        (0..logs).map(members_key).chain([RECORD_KEY])
+    }
+
     /// Reads all from the store.
     ///
     /// # Errors

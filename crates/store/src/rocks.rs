@@ -3,6 +3,8 @@
 //! hash table before they reach it, many at a time and in order (docs/adr/0051).
 
 mod generations;
+mod salvage;
+mod sst;
 mod table;
 mod view;
 mod write_buffer;
@@ -26,6 +28,7 @@ use self::generations::{
     current, discard_draft, path_of, refuse_lost, remove_others, switch, tables, take_files,
     write_draft,
 };
+pub use self::salvage::{RocksSalvage, SalvagedStore};
 use self::table::FrozenTable;
 use self::view::SnapshotView;
 use self::write_buffer::WriteBuffer;
