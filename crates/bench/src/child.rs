@@ -239,7 +239,7 @@ impl Keeper {
         })
     }
 
-    /// One step; used segments are given back at once. Answers whether there was anything to do.
+    /// One step; used segments are given back at once. Returns whether there was anything to do.
     fn step(&mut self) -> bool {
         let busy = self.backup.step(self.begun.elapsed().as_micros() as u64);
         self.backup.take_used(&mut self.used);

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(roles, [OWN, KERNEL]);
     }
 
-    /// A shell that keeps a child of its own busy; both are killed in the end.
+    /// A shell that keeps its own child busy; both are killed in the end.
     struct Busy(std::process::Child);
 
     impl Busy {

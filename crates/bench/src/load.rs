@@ -151,7 +151,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Appends one record that arrived at some moment; answers whether there was room for it.
+    /// Appends one record that arrived at some moment; returns whether there was room for it.
     fn give_one(&mut self, number: usize, arrived: Instant) -> Result<bool> {
         let lane = &mut self.lanes[number];
         let Some(&slot) = lane.idle.last() else {

@@ -382,7 +382,7 @@ impl PlanResult {
     }
 
     /// Takes a plan's words and comparisons as they are today, if it still asks for what was
-    /// measured; answers whether it does.
+    /// measured; returns whether it does.
     pub fn restate(&mut self, plan: &Plan) -> bool {
         if self.plan != plan.measured || plan.skip.is_some() {
             return false;

@@ -13,7 +13,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cyclone-bench");
 
-/// Runs it with JSON output and a seed of its own; returns the document.
+/// Runs it with JSON output and its own seed; returns the document.
 fn run(arguments: &[&str], out: &Path) -> Value {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let child = Command::new(PROGRAM)

@@ -50,8 +50,8 @@ pub struct CoreConfig {
     pub max_request_bytes: usize,
     /// Requests per message, at most.
     pub burst: usize,
-    /// The cluster's physical logs, if each has a port of its own (`log_threads`): requests for one
-    /// log go there. 0: all go to the replica's.
+    /// The cluster's physical logs, if each has its own port (`log_threads`): requests for one log
+    /// go there. 0: all go to the replica's.
     pub log_ports: u16,
 }
 

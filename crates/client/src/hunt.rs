@@ -157,7 +157,7 @@ impl Hunt {
         }
     }
 
-    /// This node says that it has begun to lead. Answers whether all goes there now: not while
+    /// This node says that it has begun to lead. Returns whether all goes there now: not while
     /// another one executes, nor when it is being asked already.
     pub(crate) fn announced(&mut self, now_us: u64, node: usize) -> bool {
         let asked = node == self.target && !self.is_paused(now_us);

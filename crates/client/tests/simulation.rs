@@ -1,7 +1,7 @@
 //! Seeded runs of the client's state machine against a cluster that loses, delays and repeats
-//! messages, changes its leader, refuses work and forgets sessions. Each command adds 1 to a key of
-//! its own, so the final state tells how often it was executed. A failing seed is named in the
-//! panic; `CYCLONE_SEED=n` runs only that one, `CYCLONE_SEEDS=n` n times as many.
+//! messages, changes its leader, refuses work and forgets sessions. Each command adds 1 to its own
+//! key, so the final state tells how often it was executed. A failing seed is named in the panic;
+//! `CYCLONE_SEED=n` runs only that one, `CYCLONE_SEEDS=n` n times as many.
 
 mod fake;
 

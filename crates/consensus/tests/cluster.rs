@@ -129,8 +129,8 @@ fn check_logs(cluster: &Cluster) {
     }
 }
 
-/// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its
-/// own.
+/// Runs are repeated exactly from their seed: nothing in the group reads a clock or draws at
+/// random.
 #[test]
 fn runs_repeat() {
     let (first, second) = (chaos(7, 2000), chaos(7, 2000));

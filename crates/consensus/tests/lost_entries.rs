@@ -107,7 +107,7 @@ fn a_follower_without_a_vote_is_filled_again_while_nobody_proposes() {
         assert_eq!(group.campaign(), Err(RequestError::NotYet));
         assert_eq!(matched(&cluster), acknowledged);
         assert_eq!(cluster.leader(), Some(leader));
-        // It grants no vote, so nobody but the leader can be elected by it; then it counts again.
+        // It grants no vote, so only the leader can be elected by it; then it counts again.
         let other = 3 - leader - lost;
         let from = other as u64 + 1;
         let mut vote = RaftMessage::new(support::SPEC.log, RaftKind::Vote, from, id, term + 5);

@@ -1,4 +1,4 @@
-//! Heartbeats further apart while nobody wants anything: when they may be, when not, and what
+//! Heartbeats further apart while there are no requests: when they may be, when not, and what
 //! followers make of it.
 
 mod support;
@@ -194,7 +194,7 @@ fn a_leader_that_dies_at_rest_is_missed_and_its_term_ends_the_rest() {
         assert!(next != leader && cluster.nodes[next].group.term() > term);
         assert_eq!(cluster.nodes[next].group.quiesced_ticks_left(), 0);
         let told = live(&mut cluster, 40, Some(leader), |_| true);
-        assert_eq!(told.longest, 2, "with one dead nobody rests");
+        assert_eq!(told.longest, 2, "with one dead no replica is quiescent");
     }
 }
 

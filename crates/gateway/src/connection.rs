@@ -302,7 +302,7 @@ impl Session {
         self.pending.push_back(pending);
     }
 
-    /// Notes an outcome; answers whether the oldest command is now answered. A second outcome is
+    /// Notes an outcome; returns whether the oldest command is now answered. A second outcome is
     /// ignored.
     pub(crate) fn complete(&mut self, seq: u32, outcome: Outcome) -> bool {
         let offset = seq.wrapping_sub(self.head) & SEQ_MASK;

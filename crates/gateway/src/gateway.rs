@@ -505,7 +505,7 @@ impl Gateway {
         flushed
     }
 
-    /// Writes what a connection is owed; answers whether it lives on.
+    /// Writes what a connection is owed; returns whether it lives on.
     fn write(&mut self, connection: &mut Connection, now_us: u64) -> bool {
         let before = connection.session.out.len() - connection.session.sent();
         let flushed = connection.write(now_us);

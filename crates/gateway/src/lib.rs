@@ -5,7 +5,7 @@
 //! A [`Gateway`] is a step object for someone else's event loop, so that one thread polls packets,
 //! timers and RESP sockets. Each round of that loop:
 //!
-//! 1. [`Gateway::handle`] for each event (it answers whether the token was its own),
+//! 1. [`Gateway::handle`] for each event (it returns whether the token was its own),
 //! 2. [`Gateway::step`]: accepts, reads, parses, submits to the backend,
 //! 3. [`Gateway::complete`] for every outcome that has come to be since,
 //! 4. [`Gateway::flush`]: one write per connection. (`step` flushes as well; this one saves the

@@ -65,7 +65,7 @@ impl ReplyEncoder {
         }
     }
 
-    /// Appends about as many bytes as asked for, or what is left; answers whether nothing is.
+    /// Appends about as many bytes as asked for, or what is left; returns whether nothing is.
     pub(crate) fn encode(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
         let end = out.len() + most;
         while out.len() < end
@@ -117,7 +117,7 @@ impl ReplyEncoder {
     }
 
     /// Gives back the memory of what nobody takes any more: about as many bytes as `most` says,
-    /// which become fewer. Answers whether nothing is left.
+    /// which become fewer. Returns whether nothing is left.
     pub(crate) fn discard(&mut self, most: &mut usize) -> bool {
         while *most > 0
             && let Some(next) = self.remaining.pop()

@@ -1,4 +1,4 @@
-//! Keys, and the handshake that turns a shared key into an association with keys of its own.
+//! Keys, and the handshake that turns a shared key into an association with separate keys.
 //!
 //! ```text
 //! initiator                                          responder

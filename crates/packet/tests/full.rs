@@ -55,7 +55,7 @@ impl Driver for Narrow {
     as_inner!();
 }
 
-/// Node 1 with a queue of its own, and nodes 2 and 3, all acquainted.
+/// Node 1 with its own queue, and nodes 2 and 3, all acquainted.
 struct World {
     net: MemNet,
     room: Arc<Mutex<Room>>,
@@ -139,7 +139,7 @@ fn a_message_longer_than_the_queue_arrives_a_little_at_a_time() {
         let stats = world.sender.stats();
         assert_eq!(stats.send_dropped, 0);
         assert!(stats.send_deferred > 1300, "{}", stats.send_deferred);
-        // Nobody is woken for nothing.
+        // No thread is woken without need.
         assert!(world.sender.next_timeout().is_none_or(|at| at > 100_000));
     }
 }

@@ -213,7 +213,7 @@ fn the_lock_ends_with_the_region_whoever_else_has_the_file_open() {
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let childs = descriptor.try_clone_to_owned().unwrap();
     drop(region);
-    Region::open(&options(&path, LEN, false)).expect("nobody uses it");
+    Region::open(&options(&path, LEN, false)).expect("no thread uses it");
     drop(childs);
 }
 

@@ -290,7 +290,7 @@ impl Control {
         self.used.extend(used);
     }
 
-    /// Makes progress; answers whether there was anything to do. Never waits.
+    /// Makes progress; returns whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         let mut busy = self.backup.step(now_us);
         busy |= self.serve_logs();

@@ -14,7 +14,7 @@ use crate::configuration::KeyHash;
 use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
 use crate::index::Looked;
 
-/// Keys up to this long are compared and hashed without a buffer of their own.
+/// Keys up to this long are compared and hashed without their own buffer.
 const SHORT_KEY_BYTES: usize = 64;
 
 /// So much of an entry is asked for ahead: its header, and a short key.

@@ -30,7 +30,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// On an endpoint of its own.
+    /// On its own endpoint.
     pub fn new(endpoint: Box<dyn Endpoint>, own: ServerId) -> Peers {
         Peers {
             endpoint,

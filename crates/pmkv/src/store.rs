@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Points a key at an entry, unless a newer one is known. Answers whether it does now.
+    /// Points a key at an entry, unless a newer one is known. Returns whether it does now.
     pub fn publish(&self, address: u64, header: &Header, key: &[u8]) -> bool {
         let Some(shard) = self.shard(header.stamp.shard) else {
             return false;

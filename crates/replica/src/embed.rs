@@ -378,7 +378,7 @@ impl Embedded {
         }
     }
 
-    /// The letter box of a log that has a loop of its own, if there is only this log to be asked.
+    /// The letter box of a log that has its own loop, if there is only this log to be asked.
     fn mailbox_of(&self, logs: LogSet) -> Option<(u16, &LoopChannel)> {
         let log = logs.single()?;
         let mailbox = self.mailboxes.get(log)?;

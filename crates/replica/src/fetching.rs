@@ -317,7 +317,7 @@ impl Fetching {
         })
     }
 
-    /// Something of this checkpoint has come; answers whether anybody waits for it. The pieces that
+    /// Something of this checkpoint has come; returns whether anybody waits for it. The pieces that
     /// it holds whole are to be written down; what was asked for by a larger piece's question, too.
     pub(crate) fn on_received(&mut self, chunk: &SnapshotChunk, now_us: u64) -> bool {
         self.heard_us = now_us;

@@ -330,7 +330,7 @@ impl Node {
     }
 }
 
-/// Trims both levels of a log; answers whether the store should flush.
+/// Trims both levels of a log; returns whether the store should flush.
 ///
 /// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers
 /// that lag hold flash back, but only while there is room: after that they are brought up with a

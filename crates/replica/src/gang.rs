@@ -326,7 +326,7 @@ impl Node {
         Ok(())
     }
 
-    /// A log stands at a gang's entry: goes on if it may. Answers whether anything moved.
+    /// A log stands at a gang's entry: goes on if it may. Returns whether anything moved.
     fn settle_gang(&mut self, log: usize) -> Result<bool, NodeError> {
         let mut decision = self.gangs.gang_table.decide(log);
         if planted::has(Bug::GangTimedOut) && decision == Decision::Wait {

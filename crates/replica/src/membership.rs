@@ -141,7 +141,7 @@ impl Membership {
         }
     }
 
-    /// Takes in what the store has applied; answers whether anything is new.
+    /// Takes in what the store has applied; returns whether anything is new.
     fn refresh(&mut self, store: &dyn StateMachine) -> bool {
         let Some((number, bytes)) = store.record().filter(|(number, _)| *number != self.number)
         else {
@@ -359,7 +359,7 @@ impl Node {
         self.logs[0].write_bytes(origin, |out| command.encode(out));
     }
 
-    /// Looks at the record, and does what a change lacks. Answers whether something was proposed.
+    /// Looks at the record, and does what a change lacks. Returns whether something was proposed.
     pub(crate) fn membership_housekeeping(&mut self) -> bool {
         self.refresh_members();
         self.resume_move();
@@ -463,7 +463,7 @@ impl Node {
     }
 
     /// A leader that will not vote hands all logs over to one that will, if one that has everything
-    /// votes already; answers whether it has tried.
+    /// votes already; returns whether it has tried.
     fn transfer_leadership_to(&mut self, wanted: &[u64]) -> bool {
         let peers = self.logs[0].group.status().peers;
         let able = peers.iter().filter(|peer| {

@@ -21,7 +21,7 @@ const STALL_PATIENCE_US: u64 = 1_000_000;
 /// What a read rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadBasis {
-    /// A round of its own.
+    /// A separate round.
     Index,
     /// The lease, if there is one; otherwise a round.
     Lease,

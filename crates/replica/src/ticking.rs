@@ -1,6 +1,6 @@
 //! The logs' time: it passes in ticks, half a heartbeat each. A replica that is busy wakes up for
 //! every one of them. One that is not skips those at which nothing can happen, and lets them pass
-//! together when it wakes up, for a heartbeat of its own or its leader's mostly.
+//! together when it wakes up, for its own heartbeat or its leader's mostly.
 
 use std::time::Duration;
 

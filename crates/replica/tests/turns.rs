@@ -210,7 +210,7 @@ fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
     bench.turns(1_000_000);
     assert!(bench.node.leads());
 
-    // It goes on with what it was asked for in a turn of its own.
+    // It goes on with what it was asked for in its own turn.
     let operation = Operation::IncrBy {
         key: b"counter",
         delta: 1,

@@ -104,7 +104,7 @@ fn is_durable(outcomes: &[Outcome]) -> bool {
         .any(|it| matches!(it, Outcome::Durable { .. }))
 }
 
-/// Appends once it can be done; answers whether the record became durable.
+/// Appends once it can be done; returns whether the record became durable.
 fn append(world: &mut World, sender: usize, is_taken: &mut bool) -> bool {
     let mut outcomes = Vec::new();
     for _ in 0..10 {

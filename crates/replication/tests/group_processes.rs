@@ -1,6 +1,6 @@
 //! A bank in group memory over shared memory, between processes that are killed with SIGKILL:
 //! clients in the middle of transactions, members under load. Whatever dies, no money is made or
-//! lost, members end up alike, and what a client was told is committed stays.
+//! lost, members end up alike, and what was reported to a client as committed stays.
 //!
 //! `CYCLONE_SEED=n` repeats the choices; which instruction a kill meets is the machine's.
 //! `CYCLONE_KILLS=n` runs longer.
@@ -55,7 +55,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     value.unwrap_or(otherwise)
 }
 
-/// Not a test of its own, but the other processes of the one below.
+/// Not a test, but the other processes of the one below.
 #[test]
 #[ignore = "the other processes of the test in this file"]
 fn other_process() {
@@ -80,7 +80,7 @@ fn say(line: &str) {
     }
 }
 
-/// Registers and revokes as it is told, and sleeps otherwise: operations need nothing of it.
+/// Registers and revokes as it is instructed, and sleeps otherwise: operations need nothing of it.
 fn be_member(directory: &Path, name: &str, kept: bool) {
     let config = ShmConfig {
         memory: if kept { Memory::Kept } else { Memory::Zeroed },
@@ -286,7 +286,7 @@ struct Member {
 
 struct Teller {
     process: Other,
-    /// The last transfer that it was told is committed.
+    /// The last transfer that was reported to it as committed.
     acknowledged: u64,
 }
 
@@ -325,7 +325,7 @@ struct Bank {
     directory: tempfile::TempDir,
     members: Vec<Member>,
     tellers: Vec<Teller>,
-    /// By client: what any of its lives was told.
+    /// By client: what was reported to any of its lives.
     promised: [u64; CLIENTS as usize],
     dice: Dice,
     names: u32,
@@ -350,7 +350,7 @@ impl Bank {
         }
     }
 
-    /// A client's keys at all members, as it is told them.
+    /// A client's keys at all members, as it receives them.
     fn grant(&mut self, client: u32) -> String {
         let token = self.dice.below(u64::MAX);
         let mut keys = Vec::new();
@@ -415,7 +415,7 @@ impl Bank {
         let told = self.promised[victim];
         assert!(
             (told..=told + 1).contains(&count),
-            "client {victim} was told {told}, finds {count}"
+            "client {victim} received {told}, finds {count}"
         );
         self.tellers[victim] = self.start_teller(victim as u32);
     }
@@ -473,7 +473,7 @@ impl Bank {
         self.check();
     }
 
-    /// Nobody is at work: all members are alike, and nothing is missing.
+    /// No client is at work: all members are alike, and nothing is missing.
     fn check(&self) {
         let images: Vec<Vec<u8>> = self.members.iter().map(|m| self.image(&m.name)).collect();
         let layout = Layout::decode(&images[0], MEMORY_BYTES).expect("a layout");
@@ -496,7 +496,7 @@ impl Bank {
             }
             assert!(
                 (told..=told + 1).contains(&count),
-                "client {client} was told {told}, finds {count}"
+                "client {client} received {told}, finds {count}"
             );
         }
     }
@@ -572,5 +572,5 @@ fn money_survives_the_death_of_clients_and_members() {
     let (replayed, unlocked) = (bank.replayed, bank.unlocked);
     println!("{replayed} records replayed, {unlocked} locks broken");
     assert!(bank.promised.iter().sum::<u64>() > kills);
-    assert!(unlocked > 0, "nobody was killed in the middle of anything");
+    assert!(unlocked > 0, "no process was killed in the middle of anything");
 }

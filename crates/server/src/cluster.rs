@@ -81,7 +81,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Logs with a packet port of their own: all, if they have loops of their own, or none.
+    /// Logs with their own packet port: all, if they have loops of their own, or none.
     pub fn log_ports(&self) -> u16 {
         match self.log_threads {
             0 => 0,
@@ -368,7 +368,7 @@ impl LocalCluster {
         let mut command = Command::new(&self.executable);
         command.arg("serve").arg("--config").arg(&process.config);
         command.args(beginning);
-        // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
+        // A separate process group: Ctrl-C reaches only this program, which then ends its nodes in order.
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -266,8 +266,8 @@ fn killed_replicas_with_several_logs_keep_gangs_whole() {
     kill_and_check(4, 0, None, 50);
 }
 
-/// The same where each log has a loop of its own, in one of two threads, and half of the clients
-/// ask it there.
+/// The same where each log has its own loop, in one of two threads, and half of the clients ask it
+/// there.
 #[test]
 fn killed_replicas_whose_logs_have_loops_keep_gangs_whole() {
     kill_and_check(4, 2, None, 50);

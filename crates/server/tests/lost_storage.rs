@@ -393,8 +393,8 @@ impl Nodes {
 }
 
 /// A cluster has grown from one node. While the third one is down 100 writes are acknowledged by
-/// the first and the second; the first loses its storage and founds, by its file, a cluster of its
-/// own. It must not elect the third.
+/// the first and the second; the first loses its storage and founds, by its file, its own cluster.
+/// It must not elect the third.
 #[test]
 fn a_sole_founder_that_was_emptied_does_not_vote_for_members_it_does_not_know() {
     let mut nodes = Nodes::started(6, 1);

@@ -1,5 +1,5 @@
-//! Replies that are not read take much memory: each of many small values is a block of its own.
-//! When their connections have ended, the node gives it back to the system.
+//! Replies that are not read take much memory: each of many small values is its own block. When
+//! their connections have ended, the node gives it back to the system.
 
 mod common;
 

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node of a cluster of its own, with a line in each of these sections of its file.
+/// A node of a separate cluster, with a line in each of these sections of its file.
 struct Node {
     redis: SocketAddr,
     config: PathBuf,

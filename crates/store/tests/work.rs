@@ -236,7 +236,7 @@ fn every_amplifying_command_is_bounded() {
         let most = machine.work_done().largest_command;
         assert!(most <= u64::from(WORK) + 6000, "{operation:?}: {most}");
     }
-    // Those of several keys by themselves.
+    // Those of several keys alone.
     let many = vec![key; 20];
     for operation in [
         Operation::Del { keys: many.clone() },

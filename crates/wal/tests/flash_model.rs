@@ -257,7 +257,7 @@ fn a_hung_device_is_told() {
     );
 }
 
-/// Failed writes are tried again until they succeed; meanwhile the reason is told.
+/// Failed writes are tried again until they succeed; meanwhile the reason is reported.
 #[test]
 fn failed_writes_are_repeated() {
     for (error, device_full) in [(DeviceError::Io(5), false), (DeviceError::NoSpace, true)] {
@@ -314,9 +314,9 @@ fn lost_and_misdirected_writes_are_noticed() {
     }
 }
 
-/// Any page of the log rots, but for the last ones, which nobody can vouch for: the log refuses to
-/// open rather than to forget entries. And a page that the device cannot read is an error, not an
-/// end.
+/// Any page of the log rots, but for the last ones, for which no later page can vouch: the log
+/// refuses to open rather than to forget entries. And a page that the device cannot read is an
+/// error, not an end.
 #[test]
 fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     let mut levels = Levels::new(FlashMode::Second, 6);
@@ -399,7 +399,7 @@ fn a_bad_page_costs_only_the_entries_in_it() {
     }
 }
 
-/// Areas of others, of other shapes, and damaged ones are told apart.
+/// Areas of others, of other shapes, and damaged ones are distinguished.
 #[test]
 fn foreign_areas_are_refused() {
     let levels = Levels::new(FlashMode::Second, 7);

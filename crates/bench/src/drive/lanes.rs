@@ -194,7 +194,7 @@ fn watch(
     let read = || meter.lock().unwrap_or_else(PoisonError::into_inner).read();
     let first = (begun, read());
     std::thread::scope(|scope| {
-        // In a thread of its own: showing how far it is may wait for a disk that is measured.
+        // In a separate thread: showing how far it is may wait for a disk that is measured.
         let usage = scope.spawn(|| usage_within(from..until, first, clock, &read, &ended));
         let mut event = job.event.take();
         let mut told = Instant::now();

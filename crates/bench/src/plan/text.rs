@@ -430,8 +430,8 @@ pub struct Variant {
     /// cyclone over RESP, redis: operations that follow each other on a connection without waiting.
     pub pipeline: Option<usize>,
     /// cyclone, redis: clients, each a thread. rocksdb: at most so many threads share the
-    /// operations in flight; without a log of its own as many as there are CPUs, with one as many
-    /// as operations, if left out.
+    /// operations in flight; without its own log as many as there are CPUs, with one as many as
+    /// operations, if left out.
     pub clients: Option<usize>,
     /// rocksdb: its own log.
     pub log: Option<Log>,

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Initiators are one pinned thread that drives all workers' senders, as coroutines would; backups
-//! are processes on the other CPU. Amplification comes from a run of its own, so that the model's
-//! time is in no figure of speed.
+//! are processes on the other CPU. Amplification comes from its own run, so that the model's time
+//! is in no figure of speed.
 
 mod grid;
 mod pair;

@@ -552,7 +552,7 @@ fn messages_are_held_back_when_the_receiver_is_full() {
     assert_eq!(completed(&events(&mut a)), (0..16).collect::<Vec<_>>());
 }
 
-/// A fabric in which a write of 16 lines is under way, with one line or a few in memory.
+/// A fabric in which a write of 16 lines is in flight, with one line or a few in memory.
 fn under_way(seed: u64) -> (SimFabric, SimEndpoint, SimEndpoint, MemoryKey) {
     let config = SimConfig {
         burst_lines: 1,

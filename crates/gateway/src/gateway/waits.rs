@@ -48,7 +48,7 @@ impl Waits {
         self.held.clear();
     }
 
-    /// Notes what replicas hold now, a mark of each; answers whether somebody may be satisfied by
+    /// Notes what replicas hold now, a mark of each; returns whether somebody may be satisfied by
     /// it, or late.
     pub(super) fn note(&mut self, now_us: u64, mut held: Vec<u64>) -> bool {
         held.sort_unstable();

@@ -1,5 +1,5 @@
-//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network. A
-//! thread of its own runs them; requests go there through a bounded queue, answers and changes come
+//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network.
+//! A separate thread runs them; requests go there through a bounded queue, answers and changes come
 //! back through a mailbox.
 
 use std::collections::BTreeMap;

@@ -334,7 +334,7 @@ impl Index {
         }
     }
 
-    /// Moves the next chain; answers whether it was the last that was missing.
+    /// Moves the next chain; returns whether it was the last that was missing.
     fn move_one(&self, from: &Table, to: &Table, hash_at: impl Fn(u64) -> Option<u64>) -> bool {
         let place = self.to_move.fetch_add(1, Ordering::SeqCst);
         if place >= from.heads() {

@@ -468,8 +468,8 @@ impl Node {
         Ok(())
     }
 
-    /// Makes progress in everything but the control part, which may have a thread of its own;
-    /// answers whether there was anything to do. Never waits.
+    /// Makes progress in everything but the control part, which may have its own thread; returns
+    /// whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         self.now_us = now_us;
         let mut busy = false;

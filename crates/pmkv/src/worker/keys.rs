@@ -61,7 +61,7 @@ impl Keys {
         }
     }
 
-    /// A write has ended; answers whether anybody waits for one of its keys.
+    /// A write has ended; returns whether anybody waits for one of its keys.
     pub fn leave(&mut self, keys: &[u64]) -> bool {
         let mut is_awaited = false;
         for key in keys {

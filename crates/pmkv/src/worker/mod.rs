@@ -363,7 +363,7 @@ impl Worker {
         self.ops.insert(self.next_context, op);
     }
 
-    /// Makes progress; answers whether there was anything to do. Never waits.
+    /// Makes progress; returns whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         self.now_us = now_us;
         let mut busy = false;

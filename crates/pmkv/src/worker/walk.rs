@@ -231,7 +231,7 @@ impl Worker {
         self.walk_on();
     }
 
-    /// Goes on with what looks at everything, as far as this step may; answers whether something is
+    /// Goes on with what looks at everything, as far as this step may; returns whether something is
     /// under way.
     pub(super) fn walk_on(&mut self) -> bool {
         while !self.walks.is_used_up() {

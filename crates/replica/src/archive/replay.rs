@@ -470,7 +470,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Applies what can be; answers whether anything moved.
+    /// Applies what can be; returns whether anything moved.
     fn advance(&mut self) -> Result<bool, ReplayError> {
         let mut moved = false;
         for log in 0..self.lanes.len() {

@@ -144,7 +144,7 @@ impl ArchiveWriter {
         })
     }
 
-    /// Waits until the directory has been tried once, within reason. Answers whether it is open.
+    /// Waits until the directory has been tried once, within reason. Returns whether it is open.
     pub(super) fn wait_open(&self) -> bool {
         let until = Instant::now() + OPEN_WITHIN;
         while !self.shared.open_attempted.load(Ordering::Acquire) && Instant::now() < until {
@@ -200,7 +200,7 @@ impl ArchiveWriter {
         self.send(Job::Write(part));
     }
 
-    /// Asks for a sealed file, unless that waits to be done already; answers whether it did not.
+    /// Asks for a sealed file, unless that waits to be done already; returns whether it did not.
     pub(super) fn seal(&self, log: u16) -> bool {
         let asked = &self.shared.sealing[usize::from(log)];
         let new = !asked.swap(true, Ordering::AcqRel);

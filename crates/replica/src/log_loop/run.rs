@@ -33,7 +33,7 @@ pub struct LogThread {
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
-    /// Where the replica has a thread of its own for it, made there.
+    /// Where the replica has its own thread for it, made there.
     watchdog: Option<Watchdog>,
 }
 

@@ -40,7 +40,7 @@ impl BoostState {
         }
     }
 
-    /// Gives back to all threads; answers whether there were any.
+    /// Gives back to all threads; returns whether there were any.
     fn restore_priority(&self, nice: i32) -> bool {
         let mut some = false;
         for thread in threads() {

@@ -15,7 +15,7 @@ use super::operation::{Answer, GroupError, GroupEvent, GroupMemory, GroupOp, MAX
 pub struct GroupOptions {
     /// Hop by hop, or from the initiator to all at once.
     pub shape: ChainShape,
-    /// The most operations under way at once, at least 1.
+    /// The most operations in flight at once, at least 1.
     pub window: usize,
 }
 
@@ -37,10 +37,10 @@ pub struct Group {
     len: u64,
     /// Number of the next operation; the fabric's context.
     next: u64,
-    /// Chain operations under way in order of posting: number, the caller's context, the answer
+    /// Chain operations in flight in order of posting: number, the caller's context, the answer
     /// once it is there.
     under_way: VecDeque<(u64, u64, Option<Answer>)>,
-    /// Reads under way: number to the caller's context.
+    /// Reads in flight: number to the caller's context.
     reads: HashMap<u64, u64>,
     events: Vec<Event>,
     broken: Option<String>,

@@ -21,7 +21,7 @@ pub struct Model {
     /// Per member and byte: values it was given since the last flush that was acknowledged.
     since: Vec<Vec<Vec<u8>>>,
     durable: Vec<Vec<u8>>,
-    /// Operations under way: number, answer expected, the image if it is a flush.
+    /// Operations in flight: number, answer expected, the image if it is a flush.
     pub under_way: VecDeque<(u64, Answer, Option<Images>)>,
     /// Bytes changed by operations, oldest first, for those that a flush does not cover yet.
     changes: VecDeque<(u64, usize, u64, Vec<u8>)>,
@@ -84,7 +84,7 @@ impl Model {
     }
 
     pub fn completed(&mut self, number: u64, answer: &Answer) {
-        let (expected, value, image) = self.under_way.pop_front().expect("under way");
+        let (expected, value, image) = self.under_way.pop_front().expect("in flight");
         assert_eq!(number, expected, "completions come in order");
         assert_eq!(*answer, value, "operation {number}");
         if let Some(image) = image {

@@ -73,7 +73,7 @@ fn bank(seed: u64, shape: ChainShape) -> (World, Layout) {
     (world, layout)
 }
 
-/// What a client did and what it was told.
+/// What a client did and what was reported to it.
 #[derive(Default)]
 struct Told {
     tried: Cell<u64>,
@@ -82,8 +82,8 @@ struct Told {
     settled: Cell<u64>,
 }
 
-/// Transfers between accounts, now and then abandoned, now and then the sum of all under shared
-/// locks. Every transfer also counts itself in a word of its client's own.
+/// Transfers between accounts, sometimes abandoned, sometimes the sum of all under shared locks.
+/// Every transfer also counts itself in a word of its client's own.
 async fn work(
     client: &mut Client<Group>,
     seed: u64,
@@ -276,7 +276,7 @@ fn transfers_survive_power_failures() {
         for victim in victims.take(if all { 3 } else { 1 }) {
             world.power_cycle(victim, random.next());
         }
-        // What the dead clients had under way must not come later: their keys are revoked.
+        // Operations in flight of the dead clients must not come later: their keys are revoked.
         world.fence_off_all();
         drop(clients);
         if all && modes == (Durability::Deferred, LogProcessing::Critical) {

@@ -19,7 +19,7 @@ const CRC_AT: usize = LINE_BYTES - 4;
 //= rowan §4.2.1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentState {
-    /// Nobody's; may be allocated.
+    /// Unowned; may be allocated.
     Free,
     /// Being written.
     Using,
@@ -85,13 +85,13 @@ impl SegmentState {
 //= rowan §4.2.1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// Nobody: the segment is free.
+    /// No owner: the segment is free.
     Nobody,
     /// One remote worker writes it.
     Sender(SenderId),
     /// The workers of one remote server write it.
     Server(u32),
-    /// The server's backup log: whoever may append.
+    /// The server's backup log: all remote senders append.
     BackupLog,
     /// The log of a worker of this server itself.
     Worker(u32),

@@ -24,7 +24,7 @@ pub struct NaiveGroup {
     len: u64,
     window: usize,
     next: u64,
-    /// Contexts under way, the oldest first: they are answered in order.
+    /// Contexts in flight, the oldest first: they are answered in order.
     under_way: VecDeque<u64>,
     events: Vec<Event>,
     broken: Option<String>,

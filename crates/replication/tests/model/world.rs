@@ -17,7 +17,7 @@ use crate::model::{Attempt, Digest, Model, Record, SEGMENT_BYTES, content};
 
 const TOKEN: Token = Token(77);
 const BACKUP_BYTES: u64 = 192 << 10;
-/// A record lies in one buffer, with eight bytes of its own.
+/// A record lies in one buffer, with eight additional bytes.
 const TAILWIND_MAX: usize = SEGMENT_BYTES as usize - 8;
 
 pub struct Plan {
@@ -59,7 +59,7 @@ struct Worker {
     sender: Option<Box<dyn Sender>>,
     open: Vec<bool>,
     opening: Vec<bool>,
-    /// Records under way, by context.
+    /// Records in flight, by context.
     under_way: HashMap<u64, u64>,
     failed: Vec<u64>,
 }
@@ -260,7 +260,7 @@ impl World {
                 worker.under_way.insert(context, id);
             }
             Err(ReplicationError::Busy | ReplicationError::NotOpen(_)) => worker.failed.push(id),
-            // Records that are never cut have a limit, and it is told.
+            // Records that are never cut have a limit, and it is reported.
             Err(ReplicationError::TooLarge { len, max }) => {
                 let limit = match self.protocol {
                     Protocol::Tailwind => TAILWIND_MAX,
@@ -332,13 +332,13 @@ impl World {
                     worker.opening[backup.0 as usize] = false;
                 }
                 Outcome::Durable { context } => {
-                    let id = worker.under_way.remove(&context).expect("under way");
+                    let id = worker.under_way.remove(&context).expect("in flight");
                     self.model.records[id as usize].durable = true;
                     self.durable += 1;
                     durable.push(id);
                 }
                 Outcome::Failed { context, .. } => {
-                    let id = worker.under_way.remove(&context).expect("under way");
+                    let id = worker.under_way.remove(&context).expect("in flight");
                     worker.failed.push(id);
                     self.failed += 1;
                 }
@@ -462,7 +462,7 @@ impl World {
             .iter()
             .map(|worker| {
                 format!(
-                    "{} term {} open {:?} opening {:?}: {} under way, {} failed",
+                    "{} term {} open {:?} opening {:?}: {} in flight, {} failed",
                     worker.name(),
                     worker.term,
                     worker.open,

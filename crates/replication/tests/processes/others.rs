@@ -229,10 +229,10 @@ fn poll(worker: &mut Worker, now_us: u64, durable: &Path) {
                 }
             }
             Outcome::Durable { context } => {
-                ids.push(worker.under_way.remove(&context).expect("under way"));
+                ids.push(worker.under_way.remove(&context).expect("in flight"));
             }
             Outcome::Failed { context, .. } => {
-                let id = worker.under_way.remove(&context).expect("under way");
+                let id = worker.under_way.remove(&context).expect("in flight");
                 worker.again.push(id);
             }
             Outcome::Lost { backup, .. } => {

@@ -217,7 +217,7 @@ fn check_new(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Puts the checkpoint into a store of its own, and looks whether it holds what the head says.
+/// Puts the checkpoint into a separate store, and looks whether it holds what the head says.
 fn install(
     head: &Head,
     config: &Config,

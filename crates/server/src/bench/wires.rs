@@ -248,7 +248,7 @@ impl Wire {
         }
     }
 
-    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Answers
+    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Returns
     /// whether the batch has ended.
     fn settle(&mut self, moved: &mut dyn FnMut(SocketAddr), done: &mut Vec<Done>) -> Result<bool> {
         let mut taken = 0;

@@ -1,5 +1,5 @@
-//! One configuration manager, as a thread of a server or a process of its own: carries messages,
-//! asks the store.
+//! One configuration manager, as a thread of a server or its own process: carries messages, asks
+//! the store.
 //= rowan §4.5
 
 use std::path::Path;

@@ -101,7 +101,7 @@ impl Orders {
         }
     }
 
-    /// What became of the order that [`Orders::next`] gave last; answers whether to go on with the
+    /// What became of the order that [`Orders::next`] gave last; returns whether to go on with the
     /// next one.
     ///
     /// # Errors

@@ -111,7 +111,7 @@ fn check_directory(field: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In a thread of its own: the CPUs of this one stay as they are.
+/// In a separate thread: the CPUs of this one stay as they are.
 fn pin_for_a_moment(cpu: usize) -> Result<()> {
     let tried = std::thread::spawn(move || cpus::pin(cpu)).join();
     tried.unwrap_or_else(|_| bail!("node.pin_cpu = {cpu}: cannot pin to it"))

@@ -1,14 +1,14 @@
 //! How fast writers may go while the thread that feeds RocksDB is behind: RocksDB slows down what
 //! it is given when compactions fall behind, and a table of megabytes then takes it half a second.
 //! Writers who each wait for a while go as fast as writers who take turns at waiting for a whole
-//! table, and nobody waits long.
+//! table, and no writer waits long.
 
 use std::time::{Duration, Instant};
 
 /// With more tables waiting writers are slowed down: with as many again they go at two thirds of
 /// the thread's speed.
 const FREE: u64 = 3;
-/// Nobody waits longer because of one write.
+/// No writer waits longer because of one write.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// The thread's speed, and when the next write is due.

@@ -1,5 +1,5 @@
-//! A plan's load on one of the lab's machines: a whole measurement in a process of its own there,
-//! which says as JSON, a line each, how it goes and what came out.
+//! A plan's load on one of the lab's machines: a whole measurement in its own process there, which
+//! says as JSON, a line each, how it goes and what came out.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

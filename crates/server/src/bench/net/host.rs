@@ -1,5 +1,5 @@
-//! Several replicas in one thread that never waits, each with a driver in a network namespace of
-//! its own: one CPU is all that a cluster has, and no time goes to wake-ups and switches between
+//! Several replicas in one thread that never waits, each with a driver in its own network
+//! namespace: one CPU is all that a cluster has, and no time goes to wake-ups and switches between
 //! processes.
 
 use std::fs::File;

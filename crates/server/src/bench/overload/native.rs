@@ -34,7 +34,7 @@ pub(super) struct Native {
 }
 
 impl Native {
-    /// `log_ports`: logs with a port of their own.
+    /// `log_ports`: logs with their own port.
     pub(super) fn new(cluster: &LocalCluster, log_ports: u16, seed: u64) -> Result<Native> {
         let nodes: Vec<_> = cluster
             .nodes

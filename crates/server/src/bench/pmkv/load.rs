@@ -163,7 +163,7 @@ impl Requests {
     }
 }
 
-/// Sends the next request; answers whether it writes.
+/// Sends the next request; returns whether it writes.
 fn send(cluster: &mut Cluster, requests: &mut Requests, ticket: u64) -> Result<bool> {
     let (number, len) = requests.next();
     let key = Key::new(number, KEY_BYTES);
