@@ -64,7 +64,7 @@ pub struct NodeRole {
     pub server: u32,
     /// Senders.
     pub workers: u32,
-    /// Records under way per sender.
+    /// Records in flight per sender.
     pub window: usize,
     /// Bytes per record.
     pub record_bytes: usize,
@@ -96,7 +96,7 @@ pub enum Role {
         /// Its load.
         node: NodeRole,
     },
-    /// A member of a group whose operations need no program of its own.
+    /// A member of a group whose operations need no separate program.
     GroupMember {
         /// Where.
         place: Place,

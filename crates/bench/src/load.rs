@@ -1,4 +1,4 @@
-//! One thread that drives many senders, each with some records under way, and measures them.
+//! One thread that drives many senders, each with some records in flight, and measures them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Load {
     /// Bytes of each record.
     pub record_bytes: usize,
-    /// Records under way per sender.
+    /// Records in flight per sender.
     pub window: usize,
     /// Time before measuring.
     pub warm_up: Duration,
@@ -62,11 +62,11 @@ pub enum Moment {
     Round,
     /// Measuring begins.
     Begin,
-    /// Measuring ends; records under way are waited for.
+    /// Measuring ends; records in flight are waited for.
     End,
 }
 
-/// A sender and its records under way.
+/// A sender and its records in flight.
 struct Lane {
     sender: Box<dyn Sender>,
     begun: Vec<Instant>,
@@ -168,7 +168,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether something is under way, or has arrived and still waits.
+    /// Whether something is in flight, or has arrived and still waits.
     fn is_busy(&self) -> bool {
         self.lanes.iter().any(|lane| {
             lane.idle.len() < self.load.window
@@ -198,7 +198,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Waits for what is under way; arrivals before the end that still wait are appended.
+    /// Waits for what is in flight; arrivals before the end that still wait are appended.
     fn finish(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while self.is_busy() {
@@ -211,7 +211,7 @@ impl Driver<'_> {
             at(Moment::Round);
             check(stop)?;
             if Instant::now() > until {
-                bail!("records were still under way after {PATIENCE:?}");
+                bail!("records were still in flight after {PATIENCE:?}");
             }
         }
         Ok(())
@@ -257,8 +257,8 @@ fn check(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is
-/// under way.
+/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is in
+/// flight.
 ///
 /// # Errors
 /// When a log does not open, a record fails, a sender gets nothing through, or `stop` is set.

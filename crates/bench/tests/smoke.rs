@@ -1,5 +1,5 @@
 //! Every experiment, for a blink, as a user runs it: that it ends, that it leaves no process and no
-//! memory behind, and that its files have the form that others read. Nothing here looks at times.
+//! memory behind, and that its files have the form that others read. Nothing here checks times.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -165,7 +165,7 @@ fn who_says_that_it_leads_is_asked_at_once() {
         put_response(&mut message, 0, &Status::Terms(terms));
         stage.core.on_message(stage.now_us, node, &message);
     };
-    // Nobody leads: the client pauses, longer each time.
+    // There is no leader: the client pauses, longer each time.
     for _ in 0..6 {
         let messages = stage.transmit();
         stage.answer(&messages, &Status::NotLeader { leader: None });

@@ -44,7 +44,7 @@ pub struct MemoryBackend {
     pub submitted: Vec<(u64, bool)>,
     /// Whether to note them.
     pub record: bool,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     pub forgotten: Vec<u64>,
     /// Who answers what concerns all keys, if not who serves all slots.
     pub route_of_all: Option<Route>,

@@ -43,7 +43,7 @@ const SCRATCH_BYTES: usize = 32 * 1024;
 const COMMANDS_PER_STEP: u64 = 256;
 /// Bytes of replies after which a step encodes no further long ones, for the same reason.
 const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
-/// Bytes of replies that nobody takes any more, whose memory a step gives back.
+/// Bytes of discarded replies, whose memory a step gives back.
 const DISCARDED_PER_STEP: usize = 16 * 1024 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
@@ -164,9 +164,9 @@ pub struct Gateway {
     encode_budget: usize,
     /// How many of `dirty` had their turn before that was nothing; 0 while there is some.
     encoded_dirty: usize,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     cancelled_reads: Vec<u64>,
-    /// Replies that nobody takes any more.
+    /// Replies that no client takes any more.
     discarded_replies: Vec<ReplyEncoder>,
     drained: Vec<(u64, Outcome)>,
     /// Connections that were turned away with a reply.

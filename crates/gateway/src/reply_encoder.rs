@@ -55,7 +55,8 @@ impl ReplyEncoder {
         }
     }
 
-    /// A reply that nobody takes, if it is worth while to give its memory back a portion at a time.
+    /// A reply that no client takes, if it is worth while to give its memory back a portion at a
+    /// time.
     pub(crate) fn from_discarded(outcome: Outcome) -> Option<ReplyEncoder> {
         match outcome {
             Outcome::Done(reply @ Reply::Array(_)) => {
@@ -116,8 +117,8 @@ impl ReplyEncoder {
         self.remaining.is_empty()
     }
 
-    /// Gives back the memory of what nobody takes any more: about as many bytes as `most` says,
-    /// which become fewer. Returns whether nothing is left.
+    /// Gives back the memory of discarded replies: about as many bytes as `most` says, which become
+    /// fewer. Returns whether nothing is left.
     pub(crate) fn discard(&mut self, most: &mut usize) -> bool {
         while *most > 0
             && let Some(next) = self.remaining.pop()

@@ -238,7 +238,7 @@ fn wait() {
     });
 }
 
-/// Whoever wants no replies gets none, also not those that come late or from the parser.
+/// A client that wants no replies gets none, also not those that come late or from the parser.
 #[test]
 fn replies_that_nobody_wants_are_not_sent() {
     let mut config = config();

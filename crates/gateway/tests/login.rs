@@ -1,4 +1,4 @@
-//! Before a login: how long a stranger may stay, and in which order guesses are looked at.
+//! Before a login: how long a stranger may stay, and in which order guesses are checked.
 
 mod common;
 
@@ -47,7 +47,7 @@ fn strangers_do_not_stay() {
     assert_eq!(stage.gateway.connections(), 1);
     assert_eq!(stage.gateway.stats().login_timeouts, 2);
     assert!(closed(&mut idle) && closed(&mut partial) && !closed(&mut known));
-    // Whoever becomes a stranger again has as long.
+    // A client that becomes a stranger again has as long.
     known.write_all(b"RESET\r\n").unwrap();
     stage.settle(100 * SECOND);
     expect(&mut known, "+RESET\r\n");

@@ -36,12 +36,12 @@ fn partial_requests_together_stay_within_the_limit() {
     let evicted = stage.gateway.stats().evicted;
     assert!((8..20).contains(&evicted), "{evicted}");
     assert_eq!(stage.gateway.connections() as u64, 21 - evicted);
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Input);
     assert!(told.total > LIMIT && told.held > 200_000, "{told:?}");
     let text = told.to_string();
     assert!(text.contains("all connections held") && text.contains("requests not executed"));
-    // Nobody else is worse off.
+    // No other client is worse off.
     small.write_all(b"PING\r\n").unwrap();
     stage.settle(3 * MS);
     expect(&mut small, "+PONG\r\n");
@@ -78,13 +78,13 @@ fn replies_together_stay_within_the_limit() {
     }
     assert!(stage.gateway.stats().evicted > 0);
     assert_eq!(stage.gateway.stats().slow_readers, 0);
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Output);
     small.write_all(b"PING\r\n").unwrap();
     stage.settle(3 * MS);
     expect(&mut small, "+PONG\r\n");
 
-    // Whoever was not closed and takes its replies in the end gets them all.
+    // A client that was not closed and takes its replies in the end gets them all.
     let whole = 20 * (1_000_000 + "$1000000\r\n\r\n".len());
     let mut served = 0;
     let mut piece = vec![0; 1 << 20];
@@ -256,9 +256,9 @@ fn requests_under_way_together_stay_within_the_limit() {
     }
     let evicted = stage.gateway.stats().evicted;
     assert!((1..6).contains(&evicted), "{evicted}");
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Input);
-    // The backend is told what nobody waits for.
+    // The backend is notified of reads that no client waits for.
     stage.settle(3 * MS);
     assert!(!stage.backend.forgotten.is_empty());
     let held = stage.gateway.held().input_bytes;

@@ -229,7 +229,7 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// A checkpoint under way.
+/// A checkpoint in progress.
 pub(crate) struct Writing {
     sink: Box<dyn Sink>,
     /// The sink has everything.

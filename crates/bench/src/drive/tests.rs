@@ -24,7 +24,7 @@ struct Stalling {
     clock: Fake,
     service_ns: u64,
     stall: std::ops::Range<u64>,
-    /// How what is answered at a moment ends.
+    /// How what is answered at a given time ends.
     ending: fn(u64) -> Outcome,
     flying: VecDeque<(u64, u64)>,
     answered: u64,

@@ -1,4 +1,4 @@
-//! One run: backups in processes of their own, all workers of some servers in this one.
+//! One run: backups in separate processes, all workers of some servers in this one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub(super) struct Metering {
 }
 
 impl Metering {
-    /// The default device, no time charged, nobody beside.
+    /// The default device, no time charged, no other load.
     pub(super) fn plain() -> Metering {
         Metering {
             parameters: MediaParameters::default(),
@@ -69,7 +69,7 @@ impl Metering {
     }
 }
 
-/// Which senders there are: workers of how many servers, with how much under way.
+/// Which senders there are: workers of how many servers, with how much in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowd {
     pub(super) servers: u32,

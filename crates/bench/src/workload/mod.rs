@@ -92,7 +92,7 @@ pub struct Workload {
 #[derive(Clone, Debug)]
 pub struct Inserts {
     next: Arc<AtomicU64>,
-    /// Of what was inserted last so much may still be under way.
+    /// Of what was inserted last so much may still be in flight.
     under_way: u64,
 }
 

@@ -1,12 +1,12 @@
 //! Connections in WAIT. What the replicas hold is asked once a step for all of them, and unless it
-//! has changed nobody is looked at.
+//! has changed no connection is checked.
 
 /// Who waits, and what was known at the last look.
 #[derive(Debug)]
 pub(crate) struct Waits {
     /// Places of the connections.
     places: Vec<u32>,
-    /// Nobody's time is over before.
+    /// No deadline passes before.
     until_us: u64,
     /// Up to which marks the replicas hold the log, the lowest first.
     held: Vec<u64>,
@@ -43,7 +43,8 @@ impl Waits {
         (!self.places.is_empty()).then_some(self.until_us)
     }
 
-    /// While nobody waits, nobody looks: what was known says nothing about what has changed since.
+    /// While no connection waits, no check runs: what was known says nothing about what has changed
+    /// since.
     pub(super) fn forget(&mut self) {
         self.held.clear();
     }

@@ -7,7 +7,7 @@ use crate::config::{CopyTask, ServerId, ShardId};
 use crate::message::{FromServer, ToServer};
 use crate::store::{Report, Request, Ticket};
 
-/// What is under way.
+/// What is in flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Packet {
     ToManager {

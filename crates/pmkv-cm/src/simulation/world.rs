@@ -35,7 +35,7 @@ pub(crate) struct World {
     pub dice: Dice,
     pub now_us: u64,
     pub rules: Timing,
-    /// Each manager that begins has leases of its own: the cluster's file is changed all the time.
+    /// Each manager that begins has other leases: the cluster's file is changed all the time.
     pub leases_differ: bool,
     pub founding: Founding,
     pub shards: ShardId,
@@ -56,7 +56,7 @@ pub(crate) struct World {
     pub tally: BTreeMap<&'static str, u64>,
 }
 
-/// The lease that servers and, unless they differ, managers go by.
+/// The lease that servers and, unless they differ, managers use.
 const LEASE_US: u64 = 10_000;
 
 fn rules(lease_us: u64) -> Timing {

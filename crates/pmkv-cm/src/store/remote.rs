@@ -13,13 +13,13 @@ use super::{
     Answer, Key, MAX_RECORD, Record, Report, Request, Revision, Store, StoreError, Ticket,
 };
 
-/// Requests under way.
+/// Requests in flight.
 const MAX_PENDING: usize = 64;
 
 #[derive(Default)]
 struct Mailbox {
     answers: Vec<(Ticket, Answer)>,
-    /// The newest content of each record that has not been told.
+    /// The newest content of each record that has not been reported.
     changed: BTreeMap<Key, Record>,
     told: BTreeMap<Key, Revision>,
     under_way: usize,

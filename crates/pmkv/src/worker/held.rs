@@ -35,7 +35,7 @@ impl Worker {
         let Some(op) = self.ops.get(&context) else {
             return;
         };
-        // CommitVers are told once: without them the backup commits nothing, and wins nothing back.
+        // CommitVers are sent once: without them the backup commits nothing, and wins nothing back.
         if matches!(op.purpose, Purpose::Notice) {
             return self.staged.push_back(context);
         }
@@ -51,8 +51,8 @@ impl Worker {
         self.held.ops.push_back(context);
     }
 
-    /// Sends what was held for servers that have room again, and tries one of the others now and
-    /// then.
+    /// Sends what was held for servers that have room again, and periodically tries one of the
+    /// others.
     pub(super) fn release_held(&mut self) {
         if self.held.ops.is_empty() {
             return;
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(alone.answers().len(), 20);
     }
 
-    /// Nothing else is written that another one would tell of.
+    /// Nothing else is written that would carry another one.
     #[test]
     fn a_commit_version_that_was_lost_is_told_again() {
         let (mut alone, backup) = with_backup();
