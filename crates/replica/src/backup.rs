@@ -1,6 +1,6 @@
 //! Snapshots for users: a checkpoint of the store, which holds every log's state at one moment,
-//! handed out piece by piece to whoever asks through this process. Nothing of the replication takes
-//! part, and the log keeps nothing for it.
+//! handed out piece by piece to callers in this process. Nothing of the replication takes part, and
+//! the log keeps nothing for it.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::snapshot::{Checkpoint, HANDED_OUT, checkpoint, remove_leftovers};
 
 /// Directory of backups below a node's data, likewise.
 pub(crate) const BACKUP: &str = "backup";
-/// A snapshot that nobody has asked for in this time is removed.
+/// A snapshot that was not asked for in this time is removed.
 const IDLE_US: u64 = 30_000_000;
 /// Most bytes of a piece.
 const MOST_BYTES: u32 = 1 << 20;
@@ -66,7 +66,7 @@ pub enum BackupError {
     /// Another one is being handed out.
     #[error("another snapshot is being saved from this node")]
     Busy,
-    /// No such snapshot: it has ended, or nobody had asked for it for too long.
+    /// No such snapshot: it has ended, or was not asked for too long.
     #[error("snapshot {0} is not there (any more)")]
     Gone(u64),
     /// A file that it does not have, or a piece beyond the file's end or the largest one.

@@ -46,7 +46,7 @@ impl ClientReplies {
         }
     }
 
-    /// What a client is told of a request's end.
+    /// The status that a client gets for a request's end.
     pub(crate) fn status(outcome: Outcome, members: &[Member]) -> Status {
         match outcome {
             Outcome::Done(reply) => Status::Done(reply),

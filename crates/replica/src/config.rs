@@ -1,4 +1,4 @@
-//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host
+//! The configuration of a replica. Plain data: the server reads it from TOML, an embedding host
 //! fills it in.
 
 use std::net::SocketAddr;
@@ -104,8 +104,8 @@ pub struct Config {
     /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
     pub bootstrap: bool,
     /// Whether an empty data directory and region may be taken as a new replica of a cluster that
-    /// exists: it knows nothing and votes for nobody until the cluster, told to add it, has sent it
-    /// its state. Never for an id that has run before.
+    /// exists: it knows nothing and votes for no candidate until the cluster, told to add it, has
+    /// sent it its state. Never for an id that has run before.
     pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
@@ -258,7 +258,7 @@ impl Config {
             for (field, place) in places {
                 if let Some(place) = place.filter(|place| normalize_path(place).starts_with(&own)) {
                     return Err(ConfigError(format!(
-                        "{field} = {}: {} is the node's own, for checkpoints under way",
+                        "{field} = {}: {} is the node's own, for checkpoints in progress",
                         place.display(),
                         own.display()
                     )));

@@ -19,7 +19,7 @@ use self::pace::Pace;
 const LIST_BYTES: u32 = 1 << 20;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 5_000_000;
-/// How often a leader is told that its checkpoint is in use, where nothing is asked for.
+/// How often a leader is notified that its checkpoint is in use, where nothing is asked for.
 const TELL_US: u64 = 500_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum State {
     Writing,
 }
 
-/// A piece that is under way. File 0 is the list of files.
+/// A piece in flight. File 0 is the list of files.
 struct Piece {
     file: u32,
     bytes: Range<u64>,
@@ -302,8 +302,8 @@ impl Fetching {
         requests
     }
 
-    /// Who asks for nothing because all that came is being written down or installed still uses the
-    /// checkpoint: what to say now and then. The answer counts for nothing.
+    /// A replica that asks for nothing because all that came is being written down or installed
+    /// still uses the checkpoint: what to say periodically. The answer counts for nothing.
     pub(crate) fn keepalive(&mut self, now_us: u64) -> Option<SnapshotFetch> {
         let is_due = self.next.is_some() && now_us.saturating_sub(self.keepalive_us) >= TELL_US;
         is_due.then(|| {

@@ -420,7 +420,7 @@ impl Node {
         }
     }
 
-    /// A checkpoint was installed: what waits in the logs is looked at anew.
+    /// A checkpoint was installed: what waits in the logs is examined anew.
     pub(crate) fn reregister_pending_gangs(&mut self) {
         for log in &mut self.logs {
             log.reregister_gangs(&mut self.gangs.gang_table);

@@ -297,7 +297,7 @@ pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
 /// This machine.
 pub(crate) struct OsPlatform {
     waker: Arc<Waker>,
-    /// Packet ports that nobody has asked for yet: the replica's, then the logs' in their order.
+    /// Packet ports that are not opened yet: the replica's, then the logs' in their order.
     drivers: VecDeque<Box<dyn Driver>>,
 }
 

@@ -1,5 +1,5 @@
-//! Turns that are left out, over a driver that is looked at, and ticks that are: the node does what
-//! it would have done.
+//! Turns that are left out, over a driver that is polled, and ticks that are: the node does what it
+//! would have done.
 
 mod common;
 
@@ -63,7 +63,7 @@ impl Driver for Looked {
     }
 
     fn describe(&self) -> String {
-        "looked at".to_owned()
+        "polled".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -187,7 +187,7 @@ impl Bench {
 fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
     let directory = tempfile::tempdir().unwrap();
     let mut bench = Bench::start(directory.path(), 0);
-    // Nobody but its timers makes it stand for election.
+    // Only its timers make it stand for election.
     while !bench.node.leads() {
         assert!(bench.now_us < 3_000_000, "no leader");
         bench.turn();

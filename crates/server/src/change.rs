@@ -1,5 +1,5 @@
-//! `cyclone ctl member add|move|promote|remove|replace`: asks whoever leads, and waits until every
-//! log has come there. Each can be given again after anything: what is so already is left as it is.
+//! `cyclone ctl member add|move|promote|remove|replace`: asks the leader, and waits until every log
+//! has come there. Each can be given again after anything: what is so already is left as it is.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -17,7 +17,7 @@ use crate::told::{AccessDenied, told};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before asking again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Nobody waits for longer, whatever they say: a year.
+/// The longest wait, whatever the option says: a year.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The command that asks a node for it.
@@ -82,7 +82,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
     match command(change).query::<()>(&mut connection) {
         Ok(()) => Ok(Answer::Accepted),
         Err(error) => match error.code() {
-            // Not the leader, not yet, or nobody knows whether: ask again.
+            // Not the leader, not yet, or an unknown outcome: ask again.
             Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN") => {
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
@@ -105,7 +105,7 @@ const UNHEARD: Duration = Duration::from_secs(1);
 
 /// Makes a change and waits for its end, at most until then.
 fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) -> Result<()> {
-    let mut last = "nobody leads".to_owned();
+    let mut last = "no node leads".to_owned();
     let mut accepted = false;
     let mut unheard_since = None;
     // Of a cluster that loses the node named, the others are still known.

@@ -40,7 +40,7 @@ struct NodeStatus {
     /// that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     wall_clock_offset_ms: Option<i64>,
-    /// Every log by itself; what stands above is log 0's.
+    /// Every log separately; what stands above is log 0's.
     logs: Vec<LogStatus>,
     /// What a server of engine pmkv says of itself; it has no logs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,8 +138,8 @@ impl PmkvStatus {
     }
 }
 
-/// How far a log is, and its second level: what a node tells of each log, and of log 0 once more as
-/// its own.
+/// How far a log is, and its second level: what a node reports for each log, and of log 0 once more
+/// as its own.
 #[derive(Clone, Default, Serialize)]
 struct Reached {
     term: u64,
@@ -420,7 +420,7 @@ fn warning_of_store(node: &NodeStatus) -> String {
     let remedy = match node.store_state.as_str() {
         "damaged" => "replace the node with `cyclone ctl member replace`",
         "no-space" => "it goes on when its disk has room",
-        _ => "it takes nothing at present; look at its disk",
+        _ => "it takes nothing at present; check its disk",
     };
     let (id, state, error) = (node.id, &node.store_state, &node.store_error);
     let error = match error.is_empty() {

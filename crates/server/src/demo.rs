@@ -257,7 +257,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
     });
     let (cluster, report) = played.inspect_err(|_| place.leave(true, interrupted))?;
     let has_failed = report.lost > 0 || report.wrong > 0;
-    // What was found is printed when all is tidied up: whoever reads it may be gone.
+    // What was found is printed when all is tidied up: its reader may be gone.
     if arguments.keep {
         explain(cluster);
     } else {
@@ -432,7 +432,7 @@ pub(crate) enum Verdict {
     Right,
     /// An acknowledged write is gone.
     Lost,
-    /// It is what nobody wrote.
+    /// It was never written.
     Wrong,
 }
 
@@ -482,7 +482,7 @@ fn wait_until_level(
     }
 }
 
-/// Reads a key from whoever leads, and says how long that took. On a machine with other work the
+/// Reads a key from the leader, and returns how long that took. On a machine with other work the
 /// lead may change meanwhile: then from the next one.
 fn read_back(
     cluster: &mut LocalCluster,

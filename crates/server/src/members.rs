@@ -82,8 +82,8 @@ fn progress(leader: &Info, log: u16, id: u64) -> Option<(u64, bool)> {
     ))
 }
 
-/// Puts together what the nodes say. Of each log the word of whoever leads it counts; if nobody
-/// does, everybody's.
+/// Puts together what the nodes say. For each log its leader's report counts; without a leader, the
+/// reports of all.
 fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
     let own = |info: &Info| number(info, "cyclone_id");
     let logs = nodes
@@ -147,7 +147,7 @@ fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
 pub(crate) struct Standing {
     members: Vec<Member>,
     logs: usize,
-    /// A change is under way.
+    /// A change is in progress.
     pub(crate) changing: bool,
 }
 

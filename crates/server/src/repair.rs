@@ -59,7 +59,8 @@ fn told(finding: &Finding) -> String {
                 false => ", and no entry lies behind".to_owned(),
             };
             format!(
-                "{error}.\n  The store holds everything up to {held} by itself{rest}: the log can begin at {}\n  \
+                "{error}.\n  The store holds everything up to {held} without the log{rest}: the \
+                    log can begin at {}\n  \
                  instead of {first}. Nothing is lost.",
                 held + 1
             )
@@ -80,7 +81,8 @@ fn told(finding: &Finding) -> String {
             )
         }
         Finding::Hopeless { error } => format!(
-            "{error}.\n  There is nothing to go by: this replica has lost its memory and must not come back under its old id."
+            "{error}.\n  The log cannot be reconstructed: this replica has lost its memory and \
+                must not come back under its old id."
         ),
     }
 }

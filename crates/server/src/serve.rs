@@ -511,8 +511,7 @@ impl EventSource for Redis {
     }
 }
 
-/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for
-/// figures.
+/// What shares the loop with the node: the Redis port, if there is one, and the readers of metrics.
 struct LoopServices {
     redis: Option<Redis>,
     figures: Option<Arc<MetricsExchange>>,

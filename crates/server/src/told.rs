@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError};
 
 /// The error with its causes. A cause that what stands before it tells already, at its end or on
-/// the way, is left out; what [`AccessDenied`] says is enough by itself.
+/// the way, is left out; what [`AccessDenied`] says is enough alone.
 pub fn told(error: &anyhow::Error) -> String {
     if let Some(denied) = error.downcast_ref::<AccessDenied>() {
         return denied.to_string();

@@ -440,8 +440,8 @@ fn an_archive_that_cannot_be_written_stops_nothing() {
     assert!(said(&behind).contains("restored_from = "));
 }
 
-/// A node is told to end while its archive's disk fails and much waits for it: it ends as told, at
-/// once, and what was not archived is archived after its next start.
+/// A node is stopped while its archive's disk fails and much waits for it: it ends at once, and
+/// what was not archived is archived after its next start.
 #[test]
 fn a_node_whose_archive_fails_ends_as_told() {
     let directory = tempfile::tempdir().expect("temporary directory");

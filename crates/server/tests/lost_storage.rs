@@ -215,7 +215,7 @@ fn an_emptied_replica_and_one_that_was_down_do_not_form_a_majority() {
 }
 
 /// A leader that goes on remembers what the emptied replica has acknowledged; the replica is sent
-/// everything although nobody writes.
+/// everything without any writes.
 #[test]
 fn a_leader_notices_an_emptied_replica_and_fills_it_again() {
     let mut nodes = Nodes::started(1, 3);
@@ -232,7 +232,7 @@ fn a_leader_notices_an_emptied_replica_and_fills_it_again() {
     nodes.wait_for_error(lost, &["has lost its storage"]);
     nodes.wait_for_error(lost, &[&acknowledged, "holds entries up to 0"]);
     nodes.wait_until_follows(lost, leader);
-    assert_eq!(nodes.leader(), leader, "nobody else was elected");
+    assert_eq!(nodes.leader(), leader, "no other replica was elected");
     let list = Command::new(common::BINARY)
         .args(["ctl", "member", "list", "--json", "--connect"])
         .arg(nodes.cluster.nodes[leader].redis.to_string())
@@ -275,7 +275,7 @@ fn a_leader_notices_an_older_copy() {
     );
 }
 
-/// A majority comes back with an older copy and goes on: nobody that remembers was there. The
+/// A majority comes back with an older copy and goes on: no replica that remembers was there. The
 /// replica that remembers says so.
 #[test]
 fn a_replica_whose_committed_entries_differ_takes_no_part() {
@@ -329,7 +329,7 @@ fn a_replica_whose_committed_entries_differ_takes_no_part() {
 }
 
 /// A new cluster starts when every founder has said that it is new, however late the last one
-/// comes, and whoever is killed meanwhile.
+/// comes, and whichever is killed meanwhile.
 #[test]
 fn a_new_cluster_waits_for_every_founder() {
     for replicas in [2, 3] {

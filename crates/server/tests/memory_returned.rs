@@ -53,7 +53,7 @@ fn memory_of_unread_replies_is_given_back() {
         .query::<()>(&mut connection)
         .is_err()
     {
-        assert!(Instant::now() < until, "nobody leads");
+        assert!(Instant::now() < until, "no node leads");
     }
     let process = number("process_id").expect("process_id") as u32;
     let request = {

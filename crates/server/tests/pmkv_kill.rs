@@ -1,6 +1,6 @@
 //! Servers of the log-structured store as real processes: one after the other is killed with
-//! SIGKILL while clients write, read and add; what they were told must be explained by one order of
-//! their operations, key by key.
+//! SIGKILL while clients write, read and add; the replies they got must be explained by one order
+//! of their operations, key by key.
 //!
 //! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills ten with
 //! each of the seven replications. Servers write checkpoints of their indexes every second, and
@@ -50,8 +50,8 @@ struct Cluster {
 
 impl Cluster {
     fn start(logs: &Path, replication: &str, store: &str) -> Cluster {
-        // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody
-        // but bad luck.
+        // Bound all at once, so that they differ; a server's port may be taken meanwhile only by
+        // bad luck.
         let bound: Vec<TcpListener> = (0..SERVERS)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
             .collect();
@@ -280,7 +280,7 @@ impl Client {
     }
 }
 
-/// Lets clients work while `happens`, then compares what they were told with what may be.
+/// Lets clients work while `happens`, then compares the replies with what is possible.
 fn under_clients(
     replication: &str,
     store: &str,
@@ -370,7 +370,7 @@ fn fifty_kills() {
 }
 
 /// Servers, managers among them, are killed while the store is there; then the store itself is
-/// killed and stays away for many leases, and comes back. What clients were told must be explained
+/// killed and stays away for many leases, and comes back. The replies to clients must be explained
 /// all the same, and everything must be served again.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 fn killed_under(outside: Option<stores::Outside>) {

@@ -335,7 +335,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     let mut words = name.split('.').skip(2);
     let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
     assert_eq!((Some(from), Some(to)), (number(), number()));
-    assert!(!noted, "nobody knew of it");
+    assert!(!noted, "no reader knew of it");
     healed("a missing file");
     // The same entries with other terms are another history.
     let error = archive_dir(&alone).read(0, 1, 99).next_entry();

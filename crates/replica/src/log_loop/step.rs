@@ -342,7 +342,7 @@ impl LogStep<'_> {
                     read_budget.consume(&reply);
                     self.end(read.origin, Outcome::Done(reply));
                 }
-                // What the store refuses is told by the replica's loop, which asks it again.
+                // What the store refuses is reported by the replica's loop, which asks it again.
                 Err(
                     ApplyError::WouldBlock
                     | ApplyError::ClockBehind
@@ -359,7 +359,7 @@ impl LogStep<'_> {
         Ok(())
     }
 
-    /// Whoever came through another door is answered there.
+    /// A request that came through another port is answered there.
     fn route_answers(&mut self) -> usize {
         let door_here = self.log_loop.log as u16 + 1;
         let refuses = self.readiness().is_err();

@@ -33,7 +33,7 @@ pub(super) fn start(fabric: &Path, id: u32, memory: u64) -> Start {
 /// Where the bytes are.
 enum State {
     Written(BufWriter<File>),
-    /// A separate thread waits for the disk: whoever writes has a lease to renew.
+    /// A separate thread waits for the disk: the writing thread has a lease to renew.
     Synced(JoinHandle<io::Result<()>>),
     Over,
 }

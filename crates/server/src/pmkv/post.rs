@@ -98,7 +98,7 @@ impl Post {
         })
     }
 
-    /// Sends a message; nobody may be there to hear it.
+    /// Sends a message; there may be no receiver.
     pub fn send(&mut self, to: &Path, bytes: &[u8]) {
         self.number = self.number.wrapping_add(1);
         let mut until = None;
@@ -215,11 +215,11 @@ mod tests {
         from.socket.send_to(&datagram, &b).expect("sent");
         assert_eq!(to.receive(Duration::from_millis(50)), None);
         assert_eq!(to.receive(Duration::from_millis(50)), None);
-        // Nobody there: lost.
+        // No receiver: lost.
         from.send(&directory.path().join("c"), b"lost");
     }
 
-    /// More than the kernel keeps for a sender, to somebody who begins to receive a moment later.
+    /// More than the kernel keeps for a sender, to a receiver that starts later.
     #[test]
     fn large_messages_wait_for_their_receiver() {
         const ATTEMPTS: usize = 40;

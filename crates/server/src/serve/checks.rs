@@ -90,7 +90,8 @@ fn warn_of_access(file: &File, redis: Option<&GatewayConfig>) {
     }
 }
 
-/// How long a check waits for a disk that does not answer. Whoever needs it will say so.
+/// How long a check waits for a disk that does not answer. The component that needs it will report
+/// it.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a question about a file is answered; `None` if the disk does not answer in time.

@@ -34,7 +34,7 @@ pub struct Reach {
     pub pack: usize,
     /// Never block: for a client with its own CPU.
     pub spin: bool,
-    /// Logs with ports of their own, to be asked there.
+    /// Logs with separate ports, to be asked there.
     pub log_ports: u16,
 }
 

@@ -80,7 +80,7 @@ pub(super) fn run(drive: &Drive) -> Result<()> {
         event: None,
         stop: &stop,
         live: &mut |done, elapsed| {
-            // Nobody may listen any more; then this process is killed.
+            // The parent may be gone; then this process is killed.
             let _ = answer(&Said::Live(done, elapsed.as_millis() as u64));
         },
     };

@@ -106,7 +106,7 @@ pub const STEPS: [Step; 7] = [
     },
 ];
 
-/// What can be asked for by itself.
+/// What can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// One way of one datagram.

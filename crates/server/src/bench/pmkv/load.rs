@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 
 use super::cluster::Cluster;
 
-/// Requests under way, where that is not varied.
+/// Requests in flight, where that is not varied.
 pub(super) const IN_FLIGHT: usize = 64;
 /// Bytes of every key.
 pub(super) const KEY_BYTES: usize = 16;
@@ -110,7 +110,7 @@ pub struct Load {
     pub is_skewed: bool,
     pub keys: u64,
     pub until: Until,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: usize,
     pub seed: u64,
 }
