@@ -450,8 +450,7 @@ fn say_what_cannot_be_shown(report: &Report, options: &Options, by: Option<Chain
     }
     report.say(
         "the polling members share one thread on one CPU, which polls each in turn: that flatters \
-            them, for pollers that \
-         share a CPU as processes wait for each other's time slices",
+         them, for pollers that share a CPU as processes wait for each other's time slices",
     );
 }
 

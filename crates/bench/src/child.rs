@@ -19,7 +19,7 @@ use cyclone_replication::{
 use serde::{Deserialize, Serialize};
 
 use crate::children::pin;
-use crate::load::{self, Load, Moment};
+use crate::load::{self, Load, RunEvent};
 use crate::measure::Percentiles;
 use crate::provider::{self, Provider, Side};
 
@@ -334,7 +334,7 @@ fn serve_node(place: &Place, role: &BackupRole, node: &NodeRole, parent: &Parent
         backups: vec![(BackupId(1 - node.server.min(1)), Address(peer.address))],
     };
     let measured = load::run(senders, &load, &parent.ended, &mut |moment| {
-        if moment == Moment::Round {
+        if moment == RunEvent::Round {
             keeper.step();
         }
     })?;

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_threads_are_told_from_programs() {
+    fn kernel_threads_are_distinguished_from_programs() {
         let threads: BTreeMap<u32, f64> = of_kernel_threads().collect();
         assert!(!threads.contains_key(&std::process::id()));
         // In a container there are none to be seen.

@@ -57,7 +57,7 @@ impl Measured {
 
 /// Moments that callers may want to know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum RunEvent {
     /// Nothing is due: do something else for a while. Comes once per round.
     Round,
     /// Measuring begins.
@@ -177,7 +177,7 @@ impl Driver<'_> {
     }
 
     /// Gets one record of every sender through: from then on each has all it needs of its backups.
-    fn prime(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    fn prime(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         let mut waiting: Vec<usize> = (0..self.lanes.len()).collect();
         while !waiting.is_empty() {
@@ -188,7 +188,7 @@ impl Driver<'_> {
                 self.take(number)?;
             }
             waiting.retain(|number| !self.lanes[*number].works);
-            at(Moment::Round);
+            at(RunEvent::Round);
             check(stop)?;
             if Instant::now() > until {
                 let (left, all) = (waiting.len(), self.lanes.len());
@@ -199,7 +199,7 @@ impl Driver<'_> {
     }
 
     /// Waits for what is in flight; arrivals before the end that still wait are appended.
-    fn finish(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    fn finish(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while self.is_busy() {
             for number in 0..self.lanes.len() {
@@ -208,7 +208,7 @@ impl Driver<'_> {
                     self.give(number)?;
                 }
             }
-            at(Moment::Round);
+            at(RunEvent::Round);
             check(stop)?;
             if Instant::now() > until {
                 bail!("records were still in flight after {PATIENCE:?}");
@@ -229,7 +229,7 @@ impl Driver<'_> {
         self.counted = (from, from + self.load.measure);
     }
 
-    fn open(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    fn open(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         for number in 0..self.lanes.len() {
             // One after the other: a backup need not hold all openings at once.
@@ -239,7 +239,7 @@ impl Driver<'_> {
             let mut opened = 0;
             while opened < self.load.backups.len() {
                 opened += self.take(number)?;
-                at(Moment::Round);
+                at(RunEvent::Round);
                 check(stop)?;
                 if Instant::now() > until {
                     bail!("the backups' logs did not open within {PATIENCE:?}");
@@ -266,7 +266,7 @@ pub fn run(
     senders: Vec<Box<dyn Sender>>,
     load: &Load,
     stop: &AtomicBool,
-    at: &mut dyn FnMut(Moment),
+    at: &mut dyn FnMut(RunEvent),
 ) -> Result<Measured> {
     let origin = Instant::now();
     let lanes = senders.into_iter().map(|sender| Lane {
@@ -299,18 +299,18 @@ pub fn run(
             driver.take(number)?;
             driver.give(number)?;
         }
-        at(Moment::Round);
+        at(RunEvent::Round);
         check(stop)?;
         let now = Instant::now();
         if !has_begun && now >= from {
-            at(Moment::Begin);
+            at(RunEvent::Begin);
             has_begun = true;
         }
         if now >= until {
             break;
         }
     }
-    at(Moment::End);
+    at(RunEvent::End);
     let waited = kept_waiting().saturating_sub(waited);
     let disturbed = waited.as_secs_f64() / started.elapsed().as_secs_f64().max(1e-9);
     driver.finish(stop, at)?;

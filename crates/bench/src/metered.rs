@@ -379,8 +379,8 @@ impl Endpoint for Metered {
         self.inner.used_segments(queue, used)
     }
 
-    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
-        self.inner.append_is_under_way(queue)
+    fn has_append_in_flight(&mut self, queue: &AppendKey) -> bool {
+        self.inner.has_append_in_flight(queue)
     }
 
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_there_is_a_line_now_and_then() {
+    fn without_a_terminal_a_line_is_printed_periodically() {
         let page = Page::default();
         let mut progress = Progress::to(false, Box::new(page.clone()), 2);
         for step in 0..100 {

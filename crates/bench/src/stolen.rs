@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_is_told_from_all_and_from_the_tenth() {
+    fn a_cpu_is_distinguished_from_the_total_and_from_cpu_ten() {
         let line = |name: &str, steal: u64| format!("{name} 1 2 3 4 5 6 7 {steal} 9 10\n");
         let stat = line("cpu ", 1000) + &line("cpu10", 30) + &line("cpu1", 50) + "intr 7\n";
         let second = rustix::param::clock_ticks_per_second() as f64;

@@ -189,8 +189,7 @@ pub fn run(options: &Options, launcher: Launcher) -> Result<()> {
     if options.copies > 1 {
         report.say(
             "rpc-polling's backups spin as separate processes on one CPU: they wait for each \
-                other's time slices even \
-             without hogs, as polling tenants that share a core do",
+             other's time slices even without hogs, as polling tenants that share a core do",
         );
     }
     judge(&mut report, &rows);

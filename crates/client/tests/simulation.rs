@@ -323,7 +323,7 @@ fn leader_changes_lose_nothing() {
 }
 
 #[test]
-fn outcomes_are_told_truly_whatever_happens() {
+fn outcomes_are_true_under_all_faults() {
     let (mut ok, mut all) = (0, 0);
     for seed in seeds(300) {
         let mut random = Random(!seed);

@@ -324,7 +324,7 @@ mod tests {
     /// Votes between replicas that are far apart, or that sync them to a disk, take longer than a
     /// log is left alone.
     #[test]
-    fn an_election_under_way_is_not_begun_again() {
+    fn an_election_in_progress_is_not_begun_again() {
         for election in 1..4 * TICKS {
             let mut world = World::new(&[1, 0, 0], &[]);
             world.election = election;
@@ -339,7 +339,7 @@ mod tests {
     /// the next heartbeat. Patience that ends at just that moment, which it does every time or
     /// never, must not begin anew.
     #[test]
-    fn nobody_is_ready_when_patience_ends() {
+    fn no_replica_is_ready_when_patience_ends() {
         let mut mind = Colocation::new(1, 2, TICKS);
         let view = |tick: u32, log: u64| LogLeadership {
             leads: log == 0,

@@ -77,7 +77,7 @@ fn a_heartbeat_tells_a_follower_what_it_has_lost() {
 }
 
 #[test]
-fn a_follower_without_a_vote_is_filled_again_while_nobody_proposes() {
+fn a_follower_without_a_vote_is_filled_again_without_proposals() {
     for seed in 0..10 {
         let (mut cluster, leader, lost, held, acknowledged) = with_older_copy(seed);
         live(&mut cluster, 40);

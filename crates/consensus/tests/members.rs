@@ -411,7 +411,7 @@ fn who_joins_does_not_vote() {
 
 /// Membership entries that do not read, or are another cluster's, never get into a log.
 #[test]
-fn membership_entries_are_looked_at() {
+fn membership_entries_are_checked() {
     let mut cluster = three();
     let members = Members::of_voters(&[1, 2]);
     let follower = (0..3).find(|at| Some(*at) != cluster.leader()).unwrap();

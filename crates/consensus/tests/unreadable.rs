@@ -113,7 +113,7 @@ fn a_follower_behind_a_bad_page_gets_a_checkpoint() {
 
 /// An error that goes away does not count.
 #[test]
-fn a_read_that_fails_for_a_moment_is_repeated() {
+fn a_read_that_fails_temporarily_is_repeated() {
     let (mut cluster, leader, behind) = lagging(FlashMode::Second);
     let applied = cluster.nodes[leader].applied;
     let disk = cluster.nodes[leader].disk.clone().unwrap();

@@ -49,7 +49,7 @@ pub trait Endpoint: Send {
     fn used_segments(&mut self, queue: &AppendKey, used: &mut Vec<u64>) -> Result<(), FabricError>;
 
     /// Whether a sender is in the middle of an append, so that closing the queue would wait for it.
-    fn append_is_under_way(&mut self, _queue: &AppendKey) -> bool {
+    fn has_append_in_flight(&mut self, _queue: &AppendKey) -> bool {
         false
     }
 

@@ -162,7 +162,7 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
 }
 
 #[test]
-fn a_revocation_cuts_off_what_an_ended_connection_left_under_way() {
+fn a_revocation_cuts_off_what_an_ended_connection_left_in_flight() {
     // Writes are half way through a socket when their connection ends; the target then revokes the
     // key, which has no users any more as far as it knows; then the rest of the bytes comes.
     for_each_provider(|provider| {

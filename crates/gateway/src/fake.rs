@@ -1,6 +1,6 @@
 //! A backend in memory, for tests: no log, no replicas, and everything a test wants to go wrong.
 
-mod more;
+mod versions;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};

@@ -377,7 +377,7 @@ impl Gateway {
                 break;
             }
             let mut ready = std::mem::take(&mut self.ready);
-            let mut looked_at = 0;
+            let mut checked = 0;
             for index in &ready {
                 let ran = self.shared.stats.commands - commands_before;
                 let (pressed, open) = (backend.is_backpressured(), self.slab.len());
@@ -385,11 +385,11 @@ impl Gateway {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
-                looked_at += 1;
+                checked += 1;
             }
-            work += looked_at;
+            work += checked;
             // The others are first in the next step.
-            drop(self.next_ready.splice(..0, ready.drain(looked_at..)));
+            drop(self.next_ready.splice(..0, ready.drain(checked..)));
             self.recycle_ready(ready);
             let mut drained = std::mem::take(&mut self.drained);
             backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));

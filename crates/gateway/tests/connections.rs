@@ -221,7 +221,7 @@ fn half_closed_connections_get_their_answers() {
 }
 
 #[test]
-fn outcomes_of_the_departed_reach_nobody() {
+fn outcomes_of_closed_connections_are_dropped() {
     let server = Server::plain();
     server.backend().hold = true;
     server.backend().record = true;

@@ -192,7 +192,7 @@ fn send(stage: &mut Stage, client: &mut TcpStream, mut bytes: &[u8]) {
 
 /// Requests are with the backend once they have left the buffers here.
 #[test]
-fn what_is_under_way_is_counted_until_it_is_answered() {
+fn requests_in_progress_are_counted_until_they_are_answered() {
     let mut stage = Stage::new(config());
     let mut client = stage.client(1);
     stage.backend.hold = true;
@@ -240,7 +240,7 @@ fn places_of_arguments_are_counted() {
 
 /// Six clients ask for many keys twice, and the backend takes its time.
 #[test]
-fn requests_under_way_together_stay_within_the_limit() {
+fn requests_in_progress_together_stay_within_the_limit() {
     let mut config = config();
     config.max_value_bytes = 100_000;
     (config.max_query_buffer, config.total_input_bytes) = (LIMIT / 4, LIMIT);
@@ -262,7 +262,7 @@ fn requests_under_way_together_stay_within_the_limit() {
     stage.settle(3 * MS);
     assert!(!stage.backend.forgotten.is_empty());
     let held = stage.gateway.held().input_bytes;
-    let under_way = stage.gateway.connections() * 2 * ask.len();
+    let in_flight = stage.gateway.connections() * 2 * ask.len();
     // A buffer may not have been given back yet.
-    assert!((under_way..=LIMIT).contains(&held), "{held} of {under_way}");
+    assert!((in_flight..=LIMIT).contains(&held), "{held} of {in_flight}");
 }

@@ -32,7 +32,7 @@ const MAX_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
 const MAX_YIELD: Duration = Duration::from_micros(500);
 /// Longest time in which polls of the packet queues
-/// ([`Driver::rx_is_empty`](crate::Driver::finds_nothing)) take the place of whole turns, for what
+/// ([`Driver::rx_is_empty`](crate::Driver::rx_is_empty)) take the place of whole turns, for what
 /// a look does not see.
 pub const MAX_RX_POLL_US: u64 = 20;
 
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gets_the_cpu_back_late_yields_no_more_and_longer_each_time() {
+    fn late_wakeups_stop_yielding_for_longer_each_time() {
         let mut yielder = Yielder::new();
         yielder.note(1_000, MAX_YIELD);
         assert!(yielder.may_yield(1_001));

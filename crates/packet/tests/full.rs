@@ -183,7 +183,7 @@ fn order_is_kept_and_short_messages_overtake() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_keeps_nobody_else_waiting_and_is_given_up() {
+fn a_peer_that_takes_nothing_delays_no_other_and_is_given_up() {
     let mut world = World::new(Security::Authenticated);
     world.room.lock().unwrap().shut = Some(address(2));
     let (dead, alive) = (numbered(1, 400_000), numbered(2, 400_000));
@@ -308,7 +308,7 @@ fn what_is_short_does_not_overtake_more_than_the_receiver_remembers() {
 }
 
 #[test]
-fn what_goes_to_replicas_has_room_of_its_own_and_goes_first() {
+fn messages_to_replicas_have_separate_room_and_go_first() {
     let mut world = World::new(Security::Authenticated);
     let mut client = port(&world.net, 4, client_config(4));
     client.add_node(1, address(1));

@@ -195,7 +195,7 @@ fn region_has_one_user() {
 }
 
 #[test]
-fn the_lock_ends_with_the_region_whoever_else_has_the_file_open() {
+fn the_lock_ends_with_the_region_even_if_the_file_is_open_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
     let region = Region::open(&options(&path, LEN, true)).unwrap();

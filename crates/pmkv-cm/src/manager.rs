@@ -84,7 +84,7 @@ pub enum CommandError {
     NotAtRest(crate::ShardId),
     /// No server could take a failed server's shards over.
     #[error("no server is live that could begin its shards anew")]
-    NobodyLive,
+    NoLiveServer,
     /// Too few servers would be left to hold all copies.
     #[error("{left} servers would be left for {wanted} copies of each shard")]
     TooFew {

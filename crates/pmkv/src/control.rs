@@ -187,8 +187,12 @@ impl Control {
     pub fn fence(&mut self, term: u32, gone: &[ServerId]) -> Result<(), ReplicationError> {
         self.term = term;
         // Without a server that is gone there is still the term to be raised.
-        let nobody = [ServerId::MAX];
-        for &server in if gone.is_empty() { &nobody[..] } else { gone } {
+        let no_server = [ServerId::MAX];
+        for &server in if gone.is_empty() {
+            &no_server[..]
+        } else {
+            gone
+        } {
             self.backup.fence_off(server, term)?;
         }
         self.drain();

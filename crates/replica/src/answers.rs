@@ -368,7 +368,7 @@ impl Node {
             session: None,
             operation,
         };
-        self.logs[log].write_bytes(Origin::Nobody, |out| command.encode(out));
+        self.logs[log].write_bytes(Origin::Internal, |out| command.encode(out));
     }
 
     /// What leaders do about time: expired keys are removed, and the log's clock follows where

@@ -259,18 +259,18 @@ impl Fetching {
     /// What is to be asked for now.
     pub(crate) fn requests(&mut self, now_us: u64) -> Vec<SnapshotFetch> {
         self.requeue_lost(now_us);
-        let is_under_way = |piece: &&Piece| piece.state != State::Wanted;
-        let mut under_way: u64 = self
+        let is_in_flight = |piece: &&Piece| piece.state != State::Wanted;
+        let mut in_flight: u64 = self
             .pieces
             .iter()
-            .filter(is_under_way)
+            .filter(is_in_flight)
             .map(|it| u64::from(it.len()))
             .sum();
         let mut requests = Vec::new();
         let mut at = 0;
         loop {
             if at == self.pieces.len() {
-                if !self.pace.has_room(under_way, self.pace.piece_bytes()) {
+                if !self.pace.has_room(in_flight, self.pace.piece_bytes()) {
                     break;
                 }
                 let Some(piece) = self.cut() else { break };
@@ -281,7 +281,7 @@ impl Fetching {
             if piece.state != State::Wanted {
                 continue;
             }
-            if !self.pace.has_room(under_way, piece.len()) {
+            if !self.pace.has_room(in_flight, piece.len()) {
                 break;
             }
             piece.state = State::Asked {
@@ -290,7 +290,7 @@ impl Fetching {
                 answered_since: 0,
             };
             piece.asks += 1;
-            under_way += u64::from(piece.len());
+            in_flight += u64::from(piece.len());
             requests.push(SnapshotFetch {
                 id: self.id,
                 file: piece.file,

@@ -513,9 +513,9 @@ impl Node {
     /// to tell.
     pub(crate) fn quiet_until_us(&self) -> u64 {
         let has_flash = self.logs.iter().any(|log| log.group.flash().is_some());
-        let is_told =
+        let is_reported =
             has_flash || self.archive.is_some() || !self.loaned_logs.log_handles.is_empty();
-        if is_told || !self.workers.is_idle() {
+        if is_reported || !self.workers.is_idle() {
             return 0;
         }
         let upkeep_us = self.steady.machine_us(self.next_housekeeping_us);

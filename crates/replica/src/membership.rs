@@ -272,11 +272,11 @@ impl Node {
         target: &[Replica],
     ) -> Result<Record, MemberError> {
         let MemberRequest::Remove { id } = request else {
-            return Err(MemberError::UnderWay);
+            return Err(MemberError::InProgress);
         };
         let voted = |replica: &Replica| replica.id == *id && !replica.learner;
         if record.members.iter().any(voted) {
-            return Err(MemberError::UnderWay);
+            return Err(MemberError::InProgress);
         }
         let target = request.target(target, record.highest)?;
         self.check_majority(&target)?;
@@ -458,7 +458,7 @@ impl Node {
                 target: None,
                 ..record
             };
-            self.propose_record(Origin::Nobody, &over);
+            self.propose_record(Origin::Internal, &over);
         }
     }
 

@@ -600,7 +600,7 @@ impl Node {
         let mut answers = std::mem::take(&mut self.answers);
         for (origin, outcome) in answers.drain(..) {
             let origin = self.answers_for(origin);
-            if !matches!(origin, None | Some(Origin::Joined(_) | Origin::Nobody)) {
+            if !matches!(origin, None | Some(Origin::Joined(_) | Origin::Internal)) {
                 self.counters.note_outcome(&outcome);
             }
             match origin {
@@ -612,7 +612,7 @@ impl Node {
                     self.send_outcome(origin, outcome);
                 }
                 Some(Origin::Direct { log, ticket }) => self.complete_direct(log, ticket, outcome),
-                Some(Origin::Joined(_) | Origin::Nobody) | None => {}
+                Some(Origin::Joined(_) | Origin::Internal) | None => {}
             }
         }
         self.answers = answers;

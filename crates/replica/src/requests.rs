@@ -56,7 +56,7 @@ pub(crate) enum Origin {
     /// One log's part of a read over several, by the read's number.
     Joined(u64),
     /// No client: the replica's own.
-    Nobody,
+    Internal,
 }
 
 /// Refuses an operation that needs more work than it may do, whatever is stored: it is not

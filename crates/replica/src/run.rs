@@ -314,7 +314,7 @@ mod tests {
     const LONG_US: u64 = 20_000_000;
 
     #[test]
-    fn looks_in_vain_end_no_sleep_and_whatever_else_is_ready_does() {
+    fn spurious_packet_events_end_no_sleep_and_other_events_do() {
         let mut reactor = Reactor::new().unwrap();
         let (packets, card) = UnixStream::pair().unwrap();
         let (news, flash) = UnixStream::pair().unwrap();

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_bytes_of_queries_wait_and_those_of_nobody_make_room() {
+    fn waiting_queries_are_bounded_in_bytes_and_forgotten_ones_make_room() {
         let mut slow = SlowReads {
             digests: 1,
             running: AT_ONCE,

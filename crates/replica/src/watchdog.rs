@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_told_from_who_was_woken() {
+    fn a_sleeping_thread_is_distinguished_from_a_woken_one() {
         assert!(wants_cpu(rustix::thread::gettid()));
         let (tell, told) = mpsc::channel();
         let (wake, woken) = mpsc::channel::<()>();

@@ -101,7 +101,10 @@ fn single_writes_and_gangs_from_many_threads_all_count_once() {
                         while known.len() < keys.len() + 1 {
                             let before = known.len();
                             answers.wait(PATIENCE, &mut known);
-                            assert!(known.len() > before, "thread {thread} waits without an answer");
+                            assert!(
+                                known.len() > before,
+                                "thread {thread} waits without an answer"
+                            );
                         }
                         for (token, outcome) in known.drain(..) {
                             assert!(
@@ -201,7 +204,7 @@ fn a_host_runs_the_loops_in_its_own_threads() {
 }
 
 #[test]
-fn a_host_that_is_busy_elsewhere_strands_nobody() {
+fn a_host_that_is_busy_elsewhere_strands_no_caller() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let config = config(1, 1, free_ports(3, LOGS + 1), directory.path());
     // These are never turned: their host might be the one that waits here.
@@ -224,7 +227,7 @@ fn a_host_that_is_busy_elsewhere_strands_nobody() {
 }
 
 #[test]
-fn who_waits_when_the_replica_stops_learns_that_nobody_knows() {
+fn callers_that_wait_when_the_replica_stops_get_an_unknown_outcome() {
     let directory = tempfile::tempdir().expect("temporary directory");
     // Two of three members never start: nothing is ever committed.
     let config = config(1, 3, free_ports(2, 3 * (LOGS + 1)), directory.path());

@@ -75,14 +75,14 @@ impl Driver for Looked {
     }
 }
 
-struct Desk {
+struct TestPlatform {
     reactor: Reactor,
     wire: Arc<Mutex<Wire>>,
     /// Whether jobs wait for [`Node::run_job`].
     by_hand: bool,
 }
 
-impl Platform for Desk {
+impl Platform for TestPlatform {
     fn has_region(&self, _config: &Config) -> bool {
         false
     }
@@ -142,7 +142,7 @@ impl Bench {
 
     fn start_with(directory: &Path, log_threads: u16, by_hand: bool) -> Bench {
         let wire = Arc::default();
-        let mut desk = Desk {
+        let mut platform = TestPlatform {
             reactor: Reactor::new().unwrap(),
             wire: Arc::clone(&wire),
             by_hand,
@@ -152,7 +152,7 @@ impl Bench {
             ..common::config(1, 1, (7101, 1), directory)
         };
         Bench {
-            node: Node::start_on(config, &mut desk).unwrap(),
+            node: Node::start_on(config, &mut platform).unwrap(),
             turns: BusyPoller::default(),
             now_us: 1_000_000,
             wire,

@@ -58,10 +58,10 @@ impl FaaLog {
             let len = block_bytes(block.payload.len()) as u64;
             let ticket = self.free.pop().unwrap_or(self.adding.len() as u64);
             link.add(&grant, tail, len, ticket);
-            let under_way = Some((block, grant));
+            let in_flight = Some((block, grant));
             match self.adding.get_mut(ticket as usize) {
-                Some(place) => *place = under_way,
-                None => self.adding.push(under_way),
+                Some(place) => *place = in_flight,
+                None => self.adding.push(in_flight),
             }
         }
     }

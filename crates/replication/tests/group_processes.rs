@@ -284,13 +284,13 @@ struct Member {
     address: String,
 }
 
-struct Teller {
+struct TransferClient {
     process: Other,
     /// The last transfer that was reported to it as committed.
     acknowledged: u64,
 }
 
-impl Teller {
+impl TransferClient {
     fn take(&mut self, line: &str) {
         if let Some(count) = line.strip_prefix("ack ") {
             self.acknowledged = count.parse().expect("a count");
@@ -324,7 +324,7 @@ impl Teller {
 struct Bank {
     directory: tempfile::TempDir,
     members: Vec<Member>,
-    tellers: Vec<Teller>,
+    transfer_clients: Vec<TransferClient>,
     /// By client: what was reported to any of its lives.
     promised: [u64; CLIENTS as usize],
     dice: Dice,
@@ -380,14 +380,14 @@ impl Bank {
         open(self.directory.path(), &name, &keys)
     }
 
-    fn start_teller(&mut self, client: u32) -> Teller {
+    fn start_transfer_client(&mut self, client: u32) -> TransferClient {
         let keys = self.grant(client);
         let name = self.name("client");
         let mut process = Other::start(self.directory.path(), "client", &name, &client.to_string());
         let seed = self.dice.below(1 << 40);
         process.tell(&format!("{seed} {keys}"));
         process.hear("attached");
-        Teller {
+        TransferClient {
             process,
             acknowledged: self.promised[client as usize],
         }
@@ -395,16 +395,16 @@ impl Bank {
 
     fn open_for_business(&mut self) {
         for client in 0..CLIENTS {
-            let teller = self.start_teller(client);
-            self.tellers.push(teller);
+            let client_process = self.start_transfer_client(client);
+            self.transfer_clients.push(client_process);
         }
     }
 
     /// A client dies in the middle of whatever it does; the others go on while it is recovered.
     fn kill_a_client(&mut self) {
         let victim = self.dice.below(u64::from(CLIENTS)) as usize;
-        self.tellers[victim].process.kill();
-        self.promised[victim] = self.tellers[victim].last_words();
+        self.transfer_clients[victim].process.kill();
+        self.promised[victim] = self.transfer_clients[victim].last_words();
         self.fence(&format!(" {victim}"));
         let io = self.operator();
         let recovered = block_on(recover_client(&io, victim as u32)).expect("recovery");
@@ -417,7 +417,7 @@ impl Bank {
             (told..=told + 1).contains(&count),
             "client {victim} received {told}, finds {count}"
         );
-        self.tellers[victim] = self.start_teller(victim as u32);
+        self.transfer_clients[victim] = self.start_transfer_client(victim as u32);
     }
 
     /// A member dies, and with it the group; it comes back with its memory, or is left out, or a
@@ -426,12 +426,12 @@ impl Bank {
         let victim = self.dice.below(self.members.len() as u64) as usize;
         self.members[victim].process.kill();
         let fate = self.dice.below(3);
-        for (teller, client) in self.tellers.iter_mut().zip(0..) {
-            let end = teller.process.child.wait().expect("ended");
+        for (client_process, client) in self.transfer_clients.iter_mut().zip(0..) {
+            let end = client_process.process.child.wait().expect("ended");
             assert_eq!(end.code(), Some(BROKEN), "client {client}");
-            self.promised[client] = teller.last_words();
+            self.promised[client] = client_process.last_words();
         }
-        self.tellers.clear();
+        self.transfer_clients.clear();
         let name = self.members.remove(victim).name;
         let member = match fate {
             0 => Some(self.start_member(&name, true)),
@@ -446,7 +446,7 @@ impl Bank {
         self.recover_all(&format!("member {victim} killed, fate {fate}"));
         if is_left_out {
             self.open_for_business();
-            self.tellers[0].wait_for_progress();
+            self.transfer_clients[0].wait_for_progress();
             self.close();
             // It comes back with what it had when it died: too old to be believed.
             let member = self.start_member(&name, true);
@@ -458,11 +458,11 @@ impl Bank {
 
     /// Ends all clients, in the middle of whatever they do.
     fn close(&mut self) {
-        for (teller, client) in self.tellers.iter_mut().zip(0..) {
-            teller.process.kill();
-            self.promised[client] = teller.last_words();
+        for (client_process, client) in self.transfer_clients.iter_mut().zip(0..) {
+            client_process.process.kill();
+            self.promised[client] = client_process.last_words();
         }
-        self.tellers.clear();
+        self.transfer_clients.clear();
     }
 
     fn recover_all(&mut self, why: &str) {
@@ -522,7 +522,7 @@ fn bank(seed: u64) -> Bank {
     let mut bank = Bank {
         directory: directory.expect("directory"),
         members: Vec::new(),
-        tellers: Vec::new(),
+        transfer_clients: Vec::new(),
         promised: [0; CLIENTS as usize],
         dice: Dice(seed),
         names: 0,
@@ -554,11 +554,11 @@ fn money_survives_the_death_of_clients_and_members() {
     let mut bank = bank(seed);
     bank.open_for_business();
     for n in 0..kills {
-        for teller in &mut bank.tellers {
-            teller.catch_up();
+        for client_process in &mut bank.transfer_clients {
+            client_process.catch_up();
         }
         let client = bank.dice.below(u64::from(CLIENTS)) as usize;
-        bank.tellers[client].wait_for_progress();
+        bank.transfer_clients[client].wait_for_progress();
         std::thread::sleep(Duration::from_micros(bank.dice.below(3_000)));
         if n % 4 == 3 {
             bank.kill_a_member();
@@ -572,5 +572,8 @@ fn money_survives_the_death_of_clients_and_members() {
     let (replayed, unlocked) = (bank.replayed, bank.unlocked);
     println!("{replayed} records replayed, {unlocked} locks broken");
     assert!(bank.promised.iter().sum::<u64>() > kills);
-    assert!(unlocked > 0, "no process was killed in the middle of anything");
+    assert!(
+        unlocked > 0,
+        "no process was killed in the middle of anything"
+    );
 }

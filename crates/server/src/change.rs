@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 use cyclone_gateway::MemberRequest as Change;
 
 use crate::ctl;
+use crate::error_text::{AccessDenied, error_text};
 use crate::members::{Part, Standing};
 use crate::resp::{self, Access};
-use crate::told::{AccessDenied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -66,7 +66,7 @@ enum Answer {
     Later(String),
     /// Not with the members that the leader has heard from since it last counted them, which it
     /// does often.
-    Unheard(String),
+    TooFewHeard(String),
     /// Not to us. Of the node that is to go, that may be so without hindering anything.
     AccessDenied(anyhow::Error),
 }
@@ -77,7 +77,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => {
             return Ok(Answer::AccessDenied(error));
         }
-        Err(error) => return Ok(Answer::Later(told(&error))),
+        Err(error) => return Ok(Answer::Later(error_text(&error))),
     };
     match command(change).query::<()>(&mut connection) {
         Ok(()) => Ok(Answer::Accepted),
@@ -89,7 +89,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
             None => Ok(Answer::Later(format!("{address}: {error}"))),
             Some("NOAUTH") => Ok(Answer::AccessDenied(AccessDenied::NoPassword.into())),
             Some(_) => match error.detail().unwrap_or("refused") {
-                why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
+                why if why.ends_with("are heard from") => Ok(Answer::TooFewHeard(why.to_owned())),
                 why if why.starts_with("outcome unknown") => {
                     Ok(Answer::Later(format!("{address}: {why}")))
                 }
@@ -127,7 +127,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                 match ask(*address, access, change)? {
                     Answer::Accepted => accepted = true,
                     Answer::Later(why) => last = why,
-                    Answer::Unheard(why) => {
+                    Answer::TooFewHeard(why) => {
                         let since = *unheard_since.get_or_insert_with(Instant::now);
                         if since.elapsed() > UNHEARD {
                             bail!("{why}");
@@ -146,7 +146,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                     return Err(error);
                 }
                 // Of all answers the one that something can be done about.
-                last = told(&error);
+                last = error_text(&error);
             }
         }
         sleep(PAUSE);

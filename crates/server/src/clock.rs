@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::ctl;
+use crate::error_text::{AccessDenied, error_text};
 use crate::resp::{self, Access};
-use crate::told::{AccessDenied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -23,7 +23,7 @@ fn ask(address: SocketAddr, access: &Access) -> Result<Option<String>> {
     let mut connection = match resp::connect_with(address, access, PATIENCE) {
         Ok(connection) => connection,
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => return Err(error),
-        Err(error) => return Ok(Some(told(&error))),
+        Err(error) => return Ok(Some(error_text(&error))),
     };
     let mut command = redis::cmd("CYCLONE");
     command.arg("CLOCK").arg("RESET");

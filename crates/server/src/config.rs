@@ -445,8 +445,8 @@ impl File {
         if parsed.is_err() && syntax::parse::<crate::pmkv::file::ClusterFile>(&text).is_ok() {
             bail!(
                 "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start \
-                    with --engine pmkv --id N, and \
-                 `ctl members` and its siblings query them; this is for the other engines",
+                 with --engine pmkv --id N, and `ctl members` and its siblings query them; this \
+                 is for the other engines",
                 path.display()
             );
         }

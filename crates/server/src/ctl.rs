@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+use crate::error_text::error_text;
 use crate::resp::{self, Access};
-use crate::told::told;
 
 /// A state's clock that is further ahead of a node's wall clock is shown.
 const CLOCK_AHEAD_MS: i64 = 5_000;
@@ -251,7 +251,7 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         resp::connect_with(address, access, patience).and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
-        Err(error) => (HashMap::new(), Some(told(&error))),
+        Err(error) => (HashMap::new(), Some(error_text(&error))),
     };
     let text = |name: &str| info.get(name).cloned().unwrap_or_default();
     let number = |name: &str| text(name).parse().unwrap_or(0);

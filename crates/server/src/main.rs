@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cyclone::told::told;
+use cyclone::error_text::error_text;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
@@ -219,7 +219,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            eprintln!("cyclone: {}", told(&error));
+            eprintln!("cyclone: {}", error_text(&error));
             ExitCode::FAILURE
         }
         Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),

@@ -8,8 +8,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::ctl;
+use crate::error_text::error_text;
 use crate::resp::{self, Access};
-use crate::told::told;
 
 /// How long each node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -200,7 +200,7 @@ pub fn list(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             .and_then(|mut open| resp::info_of(&mut open));
         match info {
             Ok(info) => nodes.push((address, info)),
-            Err(error) => unreached.push((address, told(&error))),
+            Err(error) => unreached.push((address, error_text(&error))),
         }
     }
     let members = gather(&nodes);

@@ -64,7 +64,7 @@ impl Arguments {
 }
 
 /// What a log's report says.
-fn told(log: &LogReport) -> String {
+fn describe(log: &LogReport) -> String {
     let LogReport {
         log: number,
         store,
@@ -97,7 +97,7 @@ fn told(log: &LogReport) -> String {
 fn print(report: &Report) {
     println!("{}", report.from);
     for log in &report.logs {
-        println!("{}", told(log));
+        println!("{}", describe(log));
     }
     if report.given_up > 0 {
         println!(

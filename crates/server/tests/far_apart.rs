@@ -35,17 +35,17 @@ impl Way {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut under_way = VecDeque::new();
+            let mut in_flight = VecDeque::new();
             let mut bytes = vec![0; 1 << 16];
             while !stopped.load(Ordering::Relaxed) {
                 // Nothing came, or there was no receiver for what was sent before.
                 if let Ok((length, from)) = socket.recv_from(&mut bytes) {
                     let to = if from == second { first } else { second };
                     let due = Instant::now() + ONE_WAY;
-                    under_way.push_back((due, bytes[..length].to_vec(), to));
+                    in_flight.push_back((due, bytes[..length].to_vec(), to));
                 }
                 let is_due = |(due, _, _): &mut (Instant, _, _)| *due <= Instant::now();
-                while let Some((_, bytes, to)) = under_way.pop_front_if(is_due) {
+                while let Some((_, bytes, to)) = in_flight.pop_front_if(is_due) {
                     socket.send_to(&bytes, to)?;
                 }
             }

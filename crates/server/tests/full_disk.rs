@@ -89,7 +89,7 @@ fn set(cluster: &LocalCluster, at: usize, number: u64) -> redis::RedisResult<()>
 }
 
 #[test]
-fn a_full_disk_ends_nobody_and_loses_nothing() {
+fn a_full_disk_ends_no_node_and_loses_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let Some(disk) = Disk::mount(&directory.path().join("disk"), DISK_MIB) else {
         println!("skipped: a file system cannot be mounted here (not root?)");

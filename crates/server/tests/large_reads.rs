@@ -149,7 +149,7 @@ fn large_reads(engine: &str, logs: u16, log_threads: u16, test: u16) {
 }
 
 #[test]
-fn large_reads_hold_up_nobody() {
+fn large_reads_hold_up_no_other_client() {
     large_reads("rocksdb", 1, 0, 0);
     large_reads("memory", 1, 0, 1);
 }

@@ -430,7 +430,7 @@ fn a_member_moves_to_another_address() {
 /// The first node that is asked wants a password that the operator does not have. The others let
 /// the operator in.
 #[test]
-fn a_node_that_lets_nobody_in_hinders_no_change() {
+fn a_node_that_refuses_the_operator_hinders_no_change() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let mut cluster = three_and_a_fourth(directory.path(), 4);
     leader(&cluster, &[0, 1, 2]);
@@ -444,7 +444,7 @@ fn a_node_that_lets_nobody_in_hinders_no_change() {
     let until = Instant::now() + PATIENCE;
     let address = cluster.nodes[0].redis;
     while !resp::info(address, Duration::from_secs(2)).is_err_and(|error| {
-        let denied = error.downcast_ref::<cyclone::told::AccessDenied>();
+        let denied = error.downcast_ref::<cyclone::error_text::AccessDenied>();
         denied.is_some()
     }) {
         assert!(Instant::now() < until, "it lets us in, or never came");

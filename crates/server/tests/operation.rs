@@ -23,7 +23,7 @@ fn options(test: u16) -> Options {
 
 /// As in `cyclone ctl … | head -1`.
 #[test]
-fn what_prints_ends_quietly_when_nobody_reads_on() {
+fn commands_end_quietly_when_their_reader_is_gone() {
     let mut child = Command::new(BINARY)
         .args(["ctl", "hash-password"])
         .stdin(Stdio::piped())

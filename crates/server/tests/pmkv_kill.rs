@@ -171,7 +171,7 @@ struct Client {
     begun: Instant,
 }
 
-enum Told {
+enum CommandOutcome {
     Value(redis::Value),
     NotDone,
     Unknown,
@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Asks one server, and another one next time if it could not help.
-    fn ask(&mut self, command: &redis::Cmd) -> Told {
+    fn ask(&mut self, command: &redis::Cmd) -> CommandOutcome {
         let address = self.addresses[self.at];
         let connection = match self.open.entry(address) {
             Entry::Occupied(there) => there.into_mut(),
@@ -192,26 +192,26 @@ impl Client {
                 Err(_) => {
                     self.at = (self.at + 1) % self.addresses.len();
                     std::thread::sleep(Duration::from_millis(2));
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
             },
         };
         match command.query::<redis::Value>(connection) {
-            Ok(value) => Told::Value(value),
+            Ok(value) => CommandOutcome::Value(value),
             Err(error) => {
                 if let Some((target, _)) = error.redirect_node() {
                     let target = target.parse().expect("an address");
                     let place = self.addresses.iter().position(|it| *it == target);
                     self.at = place.expect("a server");
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
                 self.at = (self.at + 1) % self.addresses.len();
                 std::thread::sleep(Duration::from_millis(1));
                 if matches!(error.code(), Some("CLUSTERDOWN" | "TRYAGAIN")) {
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
                 self.open.remove(&address);
-                Told::Unknown
+                CommandOutcome::Unknown
             }
         }
     }
@@ -257,9 +257,9 @@ impl Client {
         let told = self.ask(command);
         let return_us = self.now_us();
         let outcome = match told {
-            Told::NotDone => Outcome::NotDone,
-            Told::Unknown => Outcome::Unknown,
-            Told::Value(value) => Outcome::Done {
+            CommandOutcome::NotDone => Outcome::NotDone,
+            CommandOutcome::Unknown => Outcome::Unknown,
+            CommandOutcome::Value(value) => Outcome::Done {
                 return_us,
                 answer: match value {
                     redis::Value::Okay => Answer::Ok,

@@ -86,7 +86,7 @@ impl World {
         match kind {
             Kind::Partition | Kind::OneWay | Kind::Clog => return self.links(kind, takes_place),
             _ if !takes_place => {
-                self.draw_in_vain(kind);
+                self.draw_unused(kind);
                 return Ok(());
             }
             Kind::Members => return self.change_members(),
@@ -220,7 +220,7 @@ impl World {
 
     /// Draws what a strike that is left out would have drawn, where that is always the same: what
     /// comes later is then drawn alike, and a smaller run resembles the larger one.
-    fn draw_in_vain(&mut self, kind: Kind) {
+    fn draw_unused(&mut self, kind: Kind) {
         let ways = match kind {
             Kind::Kill => 2,
             Kind::StoreError => 20,

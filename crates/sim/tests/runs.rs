@@ -218,7 +218,7 @@ fn a_full_log_whose_leader_is_gone_gets_another() {
 /// log 0 had left out won an election in the other, never heard who led log 0, and kept that log
 /// permanently.
 #[test]
-fn nobody_leads_a_log_and_hears_nothing_of_log_zero() {
+fn no_leader_of_a_log_is_cut_off_from_log_zero() {
     let plan = with_story(192_980_985_314_332, Kind::Members);
     assert!(plan.has(Kind::Logs), "the plan is another one now");
     holds(&plan, "--seed 192980985314332");
@@ -227,7 +227,7 @@ fn nobody_leads_a_log_and_hears_nothing_of_log_zero() {
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The
 /// replica asked for it again and again, so that it counted as used and no newer one was made.
 #[test]
-fn a_checkpoint_that_fits_nobody_is_replaced() {
+fn a_checkpoint_that_fits_no_replica_is_replaced() {
     holds(&with_story(3783, Kind::Logs), "--seed 3783");
 }
 

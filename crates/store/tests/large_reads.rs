@@ -374,7 +374,7 @@ fn writes_whose_old_value_does_not_fit_change_nothing() {
             panic!("{replies:?}");
         };
         assert_eq!(parts[15..19], [TOO_LONG; 4]);
-        let (there, for_ever, long) = (Reply::Int(1), Reply::Int(-1), Reply::Int(MIB as i64));
-        assert_eq!(parts[19..], [there, for_ever, long]);
+        let (there, persistent, long) = (Reply::Int(1), Reply::Int(-1), Reply::Int(MIB as i64));
+        assert_eq!(parts[19..], [there, persistent, long]);
     }
 }

@@ -114,7 +114,7 @@ fn replies_are_bounded() {
 /// A client that repeats the same request without end makes nothing grow, and is answered the same
 /// after a restart.
 #[test]
-fn a_number_repeated_for_ever_takes_no_room() {
+fn a_number_repeated_without_end_takes_no_room() {
     for engine in ENGINES {
         let root = tempfile::tempdir().unwrap();
         let mut machine = engine.open(root.path(), 1);

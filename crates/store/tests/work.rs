@@ -415,7 +415,7 @@ fn entries_are_applied_in_parts_to_the_same_state() {
 
 /// Only where somebody gets them, or a session keeps them.
 #[test]
-fn replies_that_nobody_gets_are_not_made() {
+fn replies_that_no_client_gets_are_not_made() {
     let long = vec![b'v'; 1000];
     let get = |tag| command(tag, Operation::Read(Query::Get { key: b"k" }));
     let machine = machine();

@@ -252,7 +252,7 @@ fn growth_goes_on_behind_a_new_area() {
 
 /// Inspects an area, long enough for it to grow if it did: it stays as it is.
 #[test]
-fn an_area_that_is_looked_at_does_not_change() {
+fn an_area_that_is_inspected_does_not_change() {
     let place = Place::new("looked-at");
     let spec = FlashSpec::new(3, FlashMode::Only, BYTES);
     let device = ThreadedFlash::open(&place.0, BYTES).expect("the file can be made");

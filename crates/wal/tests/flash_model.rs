@@ -166,7 +166,7 @@ fn fill(levels: &mut Levels, from: u64, to: u64, len: usize) {
 /// The budget is used up: the log says so, keeps what it has, and goes on when something is
 /// trimmed.
 #[test]
-fn a_full_budget_is_told_and_mended_by_trimming() {
+fn a_full_budget_is_reported_and_ended_by_trimming() {
     let mut levels = Levels::new(FlashMode::Second, 1);
     let mut index = 0;
     while levels.flash.state(levels.now_us) == FlashState::Ready {
@@ -236,7 +236,7 @@ fn space_is_used_again_and_again() {
 
 /// A write that takes seconds is reported, and nothing is lost by it.
 #[test]
-fn a_hung_device_is_told() {
+fn a_hung_device_is_reported() {
     let mut levels = Levels::new(FlashMode::Second, 3);
     fill(&mut levels, 1, 16, 100);
     let until = levels.now_us + 3_000_000;

@@ -53,7 +53,7 @@ fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str)
 /// The log is almost full when it is trimmed, and the page that tells so overtakes one that is cut
 /// short: it tells where the log begins, and lies where the next life writes first.
 #[test]
-fn a_second_crash_leaves_a_log_whose_beginning_was_told_behind_its_end() {
+fn a_second_crash_leaves_a_log_whose_recorded_beginning_lies_behind_its_end() {
     let mut opened = 0;
     for round in 0..3 {
         let seed = seed(4_100 + round);

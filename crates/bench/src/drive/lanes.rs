@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_late_answers_for_the_measured_time() {
+    fn late_readings_count_only_the_measured_time() {
         const BEGUN: u64 = 1_000;
         const END: u64 = 10_000;
         // On time; after the beginning, by half; for the first time after the end.

@@ -304,7 +304,7 @@ fn keys_are_written_until_each_is_there() {
 }
 
 #[test]
-fn filling_ends_when_whoever_listens_says_so() {
+fn filling_ends_when_its_listener_fails() {
     let system = Reluctant::default();
     let stopped = |_| anyhow::bail!("stopped");
     let error = lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut { stopped });

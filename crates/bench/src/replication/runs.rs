@@ -10,7 +10,7 @@ use cyclone_replication::{BackupId, Protocol};
 use super::{Case, Experiment, Times};
 use crate::child::senders;
 use crate::children::Initiator;
-use crate::load::{self, Load, Measured, Moment};
+use crate::load::{self, Load, Measured, RunEvent};
 use crate::measure::Percentiles;
 use crate::metered::{Devices, LocalStores, Metered};
 use crate::stage::INITIATOR_CPU;
@@ -141,9 +141,9 @@ impl Experiment<'_> {
         let mut media = [MediaStats::default(); 2];
         let measured = load::run(senders, &load, &stop, &mut |moment| {
             let at = match moment {
-                Moment::Begin => 0,
-                Moment::End => 1,
-                Moment::Round => return,
+                RunEvent::Begin => 0,
+                RunEvent::End => 1,
+                RunEvent::Round => return,
             };
             (spent[at], media[at]) = (cpu(), stats());
         })?;

@@ -200,7 +200,7 @@ impl Experiment<'_> {
         }
         self.report.say(&format!(
             "\n{WORKERS} workers × {SERVERS} servers to one backup (shm, 64 B, one record in \
-                flight each; media modelled):"
+             flight each; media modelled):"
         ));
         self.report.table("replication-streams", &table)?;
         self.report.say(

@@ -340,7 +340,7 @@ impl Endpoint for ShmEndpoint {
         self.queues.used(queue.0.id, &mut self.initiators, used)
     }
 
-    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+    fn has_append_in_flight(&mut self, queue: &AppendKey) -> bool {
         self.queues.is_marked(queue.0.id, &mut self.initiators)
     }
 

@@ -212,7 +212,7 @@ fn a_revocation_reports_or_kills_who_stands_still() {
 }
 
 #[test]
-fn a_mark_in_a_slot_that_nobody_has_hinders_nobody() {
+fn a_mark_in_a_free_slot_blocks_no_process() {
     let mut pair = Pair::new(config());
     let queue = pair.queue(1);
     let mark = Mark::queue(index_of(queue.0.id), 0, 9);

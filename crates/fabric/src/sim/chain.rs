@@ -151,7 +151,7 @@ impl Net {
     }
 
     /// The operations in flight on an owner's chain; `None` if it has no such chain, or no longer.
-    pub(super) fn chain_under_way(&self, owner: usize, chain: ChainId) -> Option<usize> {
+    pub(super) fn chain_in_flight(&self, owner: usize, chain: ChainId) -> Option<usize> {
         let chain = self.chains.get(usize::try_from(chain.0).ok()?)?;
         (chain.owner == owner && !chain.closed).then_some(chain.ops.len())
     }

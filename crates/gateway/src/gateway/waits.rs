@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_looked_at_unless_something_has_changed_or_is_late() {
+    fn waits_are_checked_only_after_a_change_or_a_deadline() {
         let mut waits = Waits::default();
         assert_eq!(waits.next_check_us(), None);
         waits.add(7, 500);

@@ -45,7 +45,7 @@ pub(super) struct Inbox {
 /// # Errors
 /// When the system grants no descriptor.
 pub(super) fn inbox(length: usize) -> io::Result<(InboxSender, Inbox)> {
-    // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else owns.
     let fd = unsafe {
         let fd = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         if fd < 0 {

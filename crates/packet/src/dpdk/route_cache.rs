@@ -82,7 +82,7 @@ mod tests {
 
     /// Each driver's datagrams come from its own port; what one of them hears all know at once.
     #[test]
-    fn drivers_share_what_is_known_and_have_ports_of_their_own() {
+    fn drivers_share_routes_and_have_separate_ports() {
         let locals: [SocketAddr; 2] =
             ["10.0.0.1:7000", "10.0.0.1:7001"].map(|it| it.parse().unwrap());
         let to: SocketAddr = "10.0.0.2:9".parse().unwrap();

@@ -162,7 +162,10 @@ mod tests {
         assert_eq!(timer.due_us, 1_015_000);
         timer.busy(1_000_500);
         timer.idle(1_000_600);
-        assert_eq!(timer.due_us, 1_015_000, "a heartbeat does not shorten the wait");
+        assert_eq!(
+            timer.due_us, 1_015_000,
+            "a heartbeat does not shorten the wait"
+        );
         timer.idle(1_010_000);
         assert_eq!(timer.due_us, 1_025_000, "this was a look");
         timer.set_idle_interval(1_011_000, None);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_wait_gives_up_at_once() {
+    fn a_sender_that_does_not_wait_gives_up_at_once() {
         let ring = Ring::new(1024, 0);
         let (taken, took_us) = message(&ring, 2048, false);
         assert_eq!((taken, took_us), (1024, 2 * 1024 / 32));

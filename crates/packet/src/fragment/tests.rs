@@ -156,7 +156,7 @@ fn those_behind_a_later_one_go_first_and_an_association_takes_its_messages_along
 /// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again,
 /// and dropped again.
 #[test]
-fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
+fn a_message_that_goes_on_coming_is_kept_for_a_limited_time() {
     let mut r = Reassembler::new(limits(), 2048);
     for index in 0..4u16 {
         let now_us = 600 * u64::from(index);

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_beside_another_has_no_flags_of_its_own() {
+    fn a_socket_beside_another_has_no_separate_flags() {
         assert_eq!(Binding::Shared(3).flags(), 1);
     }
 

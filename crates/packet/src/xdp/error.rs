@@ -80,9 +80,8 @@ pub enum XdpError {
     /// A program is attached, and whose may not be asked for.
     #[error(
         "interface {interface} runs another XDP program already (number {id}; its name is visible \
-            to CAP_SYS_ADMIN only): if it is another \
-         Cyclone process's, give each a separate interface; else detach it first: ip link set dev \
-            {interface} xdp off"
+         to CAP_SYS_ADMIN only): if it is another Cyclone process's, give each a separate \
+         interface; else detach it first: ip link set dev {interface} xdp off"
     )]
     OccupiedByUnknown {
         /// The interface.

@@ -63,7 +63,7 @@ fn said(machine: &Machine, program: &str, arguments: &str) -> String {
 /// A machine that knows us by another card, as before a cable or a card was changed, would send
 /// there until it asks again.
 #[test]
-fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
+fn our_address_is_announced_to_a_machine_that_knew_us_elsewhere() {
     let _alone = alone();
     for (number, own) in [(10, "10.77.0.1"), (11, "fd77::1")] {
         let Some(cable) = cable() else { return };
@@ -94,7 +94,7 @@ fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
 /// A switch that watches who listens to which group brings questions for our address only to whom
 /// has said that it listens.
 #[test]
-fn a_switch_is_told_what_we_listen_to() {
+fn groups_are_reported_to_a_switch() {
     let _alone = alone();
     let Some(cable) = cable() else { return };
     if !cable.b.try_ip("link add br0 type bridge mcast_snooping 1") {

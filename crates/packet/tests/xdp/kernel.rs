@@ -56,7 +56,7 @@ fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
 }
 
 #[test]
-fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
+fn a_poll_sees_the_queues_and_reported_descriptors() {
     let Some(cable) = Cable::new(1500, 1) else {
         return;
     };
@@ -119,7 +119,7 @@ fn looks_for_one(driver: &mut XdpDriver, pool: &Pool) -> u32 {
 }
 
 #[test]
-fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
+fn the_kernel_socket_is_polled_less_often_the_longer_it_was_empty() {
     let Some((_cable, pool, mut driver, neighbour)) = beside_a_neighbour() else {
         return;
     };
@@ -164,7 +164,7 @@ fn confirmed_s(interface: &str) -> u64 {
 }
 
 #[test]
-fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
+fn neighbours_are_confirmed_without_a_datagram_through_the_kernel() {
     let Some(cable) = Cable::new(1500, 1) else {
         return;
     };

@@ -200,7 +200,7 @@ impl Leading {
                     return Err(CommandError::Alive(id));
                 }
                 if config.members.iter().all(|m| m.standing != Standing::Live) {
-                    return Err(CommandError::NobodyLive);
+                    return Err(CommandError::NoLiveServer);
                 }
             }
             Command::Move { shard, target } => {

@@ -101,9 +101,9 @@ impl Standby {
             // which may be longer than one's own.
             let own_us = desk.rules.manager_lease_us;
             let wait_us = out.map_or(own_us, |out| out.manager_lease_us.max(own_us));
-            let nobody = record.revision == 0;
+            let is_vacant = record.revision == 0;
             let still = now_us.saturating_sub(*since_us) >= wait_us;
-            if nobody || still || planted::has(Mistake::OfficeSeized) {
+            if is_vacant || still || planted::has(Mistake::OfficeSeized) {
                 let expected = record.revision;
                 let lease_us = desk.rules.lease_us;
                 let office = LeaderRecord {

@@ -457,14 +457,14 @@ fn a_server_being_drained_gets_no_shards() {
 
 /// The other server is being drained: no server would begin the shards anew.
 #[test]
-fn nothing_is_forgotten_while_nobody_is_live() {
+fn no_shard_is_dropped_while_no_server_is_live() {
     let mut world = World::new(2, 1);
     world.order(Command::Drain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Draining));
     world.servers.remove(&ServerId(2));
     world.run_until(|world| world.is_committed() && world.standing(2) == Some(Standing::Down));
     let refused = world.manager.command(Command::Forget(ServerId(2)));
-    assert_eq!(refused, Err(CommandError::NobodyLive));
+    assert_eq!(refused, Err(CommandError::NoLiveServer));
     world.order(Command::Undrain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Live));
     world.order(Command::Forget(ServerId(2)));

@@ -316,7 +316,7 @@ impl World {
                 ticket,
                 request,
             } => self.ask_replica(from, ticket, request),
-            Packet::Told { to, ref report } => {
+            Packet::Report { to, ref report } => {
                 let node = &self.managers[to.0];
                 if node.paused_until_us > self.now_us {
                     let until = node.paused_until_us;
@@ -378,7 +378,7 @@ impl World {
         self.net.put(
             &mut self.dice,
             self.now_us,
-            Packet::Told { to: from, report },
+            Packet::Report { to: from, report },
         );
     }
 
@@ -398,7 +398,7 @@ impl World {
             let to = (at, self.managers[at].started);
             let report = Report::Changed(*key, record.clone());
             self.net
-                .put(&mut self.dice, self.now_us, Packet::Told { to, report });
+                .put(&mut self.dice, self.now_us, Packet::Report { to, report });
         }
     }
 

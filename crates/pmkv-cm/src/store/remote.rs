@@ -22,7 +22,7 @@ struct Mailbox {
     /// The newest content of each record that has not been reported.
     changed: BTreeMap<Key, Record>,
     told: BTreeMap<Key, Revision>,
-    under_way: usize,
+    in_flight: usize,
     stopped: bool,
 }
 
@@ -38,7 +38,7 @@ impl Post {
     /// A request has ended.
     pub(super) fn answer(&self, ticket: Ticket, answer: Answer) {
         let mut mailbox = self.lock();
-        mailbox.under_way = mailbox.under_way.saturating_sub(1);
+        mailbox.in_flight = mailbox.in_flight.saturating_sub(1);
         mailbox.answers.push((ticket, answer));
     }
 
@@ -114,10 +114,10 @@ impl Store for Remote {
         let mut mailbox = self.post.lock();
         let sender = self.requests.as_ref().filter(|_| !mailbox.stopped);
         let sender = sender.ok_or(StoreError::Stopped)?;
-        if mailbox.under_way >= MAX_PENDING || sender.try_send((ticket, request)).is_err() {
-            return Err(StoreError::Busy(mailbox.under_way));
+        if mailbox.in_flight >= MAX_PENDING || sender.try_send((ticket, request)).is_err() {
+            return Err(StoreError::Busy(mailbox.in_flight));
         }
-        mailbox.under_way += 1;
+        mailbox.in_flight += 1;
         Ok(())
     }
 

@@ -139,7 +139,7 @@ fn versions_go_on_above_what_was_committed() {
 /// A copy is given up while a write is in flight: it must not be sent again, with its old version,
 /// by the same server's next copy.
 #[test]
-fn what_is_under_way_for_a_void_copy_is_given_up() {
+fn writes_in_flight_for_a_discarded_copy_are_given_up() {
     let mut alone = Alone::new(1 << 20, 8192);
     alone.serve(1, &[]);
     let keys: Vec<String> = (0..2)

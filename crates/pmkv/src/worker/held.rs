@@ -181,7 +181,7 @@ mod tests {
 
     /// A burst fills a backup: each of its values goes to all backups with every attempt.
     #[test]
-    fn values_that_a_full_backup_cannot_take_are_not_sent_for_ever() {
+    fn values_that_a_full_backup_cannot_take_are_not_sent_without_end() {
         let (mut alone, backup) = with_backup();
         for n in 0..20 {
             alone.submit(&[set(&format!("key {n}"), "value")]);
@@ -228,7 +228,7 @@ mod tests {
 
     /// Nothing else is written that would carry another one.
     #[test]
-    fn a_commit_version_that_was_lost_is_told_again() {
+    fn a_commit_version_that_was_lost_is_sent_again() {
         let (mut alone, backup) = with_backup();
         backup.lock().expect("alone").loses_notices = 2;
         alone.steps(50);

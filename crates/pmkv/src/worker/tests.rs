@@ -70,7 +70,7 @@ fn all() -> Operation<'static> {
 }
 
 #[test]
-fn many_keys_are_looked_at_in_many_steps() {
+fn many_keys_are_visited_in_many_steps() {
     const KEYS: usize = 200_000;
     let mut alone = full_of((0..KEYS).map(|n| format!("key {n}")));
     alone.submit(&[all()]);

@@ -278,7 +278,7 @@ fn a_damaged_newest_file_is_archived_again() {
 }
 
 #[test]
-fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
+fn damage_is_reported_with_file_and_range_unless_another_node_has_it() {
     let (ours, theirs) = (
         tempfile::tempdir().expect("dir"),
         tempfile::tempdir().expect("dir"),
@@ -346,7 +346,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
 }
 
 #[test]
-fn a_gap_that_the_node_knew_of_is_told_as_such() {
+fn a_gap_that_the_node_knew_of_is_reported_as_such() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(3), 1, 60, false);
     let settings = settings(directory.path(), 1 << 20);
@@ -372,7 +372,7 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
 }
 
 #[test]
-fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
+fn a_failing_disk_is_reported_and_entries_handed_out_are_discarded() {
     let directory = tempfile::tempdir().expect("directory");
     let place = directory.path().join("archive");
     let all = history(&mut Random(4), 1, 60, false);

@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_has_the_next_turn() {
+    fn a_waiting_loop_has_the_next_turn() {
         let (cell, turns) = (
             FairHandoff::new(),
             [AtomicUsize::new(0), AtomicUsize::new(0)],
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_lets_go_of_the_cpu_keeps_nobody_out() {
+    fn a_loop_that_never_yields_does_not_starve_the_other() {
         let (cell, stop) = (FairHandoff::new(), AtomicBool::new(false));
         cell.put(0u64);
         std::thread::scope(|scope| {
@@ -505,7 +505,9 @@ mod tests {
                 }
             });
             for _ in 0..1_000 {
-                let before = cell.take(LogOwner::ReplicaLoop).expect("no thread has ended");
+                let before = cell
+                    .take(LogOwner::ReplicaLoop)
+                    .expect("no thread has ended");
                 cell.put(before);
             }
             stop.store(true, Ordering::Relaxed);
@@ -513,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_waited_for_by_nobody() {
+    fn an_abandoned_log_ends_the_wait() {
         let cell = FairHandoff::<u8>::new();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| cell.take(LogOwner::ReplicaLoop));

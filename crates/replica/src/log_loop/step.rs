@@ -222,8 +222,8 @@ impl LogStep<'_> {
         while let Some((peer, body)) = self.log_loop.backlog.pop_front() {
             self.turn.active_us = self.now.steady_us;
             self.client_requests(door, peer, &body);
-            let looked_at = self.turn.counters.writes + self.turn.counters.reads - before;
-            if looked_at >= STEP_REQUESTS && self.log_loop.backlog.len() <= BACKLOG {
+            let checked = self.turn.counters.writes + self.turn.counters.reads - before;
+            if checked >= STEP_REQUESTS && self.log_loop.backlog.len() <= BACKLOG {
                 break;
             }
         }
@@ -374,7 +374,7 @@ impl LogStep<'_> {
         let counters = &mut self.turn.counters;
         for (origin, outcome) in answers.drain(..) {
             match origin {
-                Origin::Nobody => {}
+                Origin::Internal => {}
                 Origin::Direct { log, ticket }
                     if usize::from(log) + 1 == usize::from(door_here) =>
                 {

@@ -66,7 +66,7 @@ impl Node {
             return self.propose_record(Origin::Local(ticket), record);
         };
         if self.membership.moving.is_some() {
-            let refused = (ticket, MemberError::UnderWay);
+            let refused = (ticket, MemberError::InProgress);
             return self.membership.refused.push(refused);
         }
         let now_us = self.now_us();

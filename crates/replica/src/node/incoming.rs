@@ -47,8 +47,8 @@ impl Node {
         while let Some((door, peer, body)) = self.backlog.pop_front() {
             self.active_us = self.now.steady_us;
             self.client_requests(door, peer, &body);
-            let looked_at = self.counters.writes + self.counters.reads - before;
-            if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
+            let checked = self.counters.writes + self.counters.reads - before;
+            if checked >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
                 break;
             }
         }

@@ -94,8 +94,9 @@ impl History {
             let (mut chain, mut number) = (Vec::new(), last);
             while number != 0 {
                 let entry = entries.get(number as usize - 1);
-                let entry =
-                    entry.ok_or(format!("cell {cell} holds {number}, which no transaction wrote"))?;
+                let entry = entry.ok_or(format!(
+                    "cell {cell} holds {number}, which no transaction wrote"
+                ))?;
                 if chain.contains(&number) {
                     return Err(format!("cell {cell}: {number} follows itself"));
                 }

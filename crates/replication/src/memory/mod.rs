@@ -574,7 +574,7 @@ impl BackupMemory {
             return Err(refused(entry.state.name(), wanted));
         }
         let owner = match to {
-            SegmentState::Free => Owner::Nobody,
+            SegmentState::Free => Owner::None,
             _ => entry.owner,
         };
         let changed = Entry {

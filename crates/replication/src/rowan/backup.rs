@@ -239,7 +239,7 @@ impl RowanBackup {
             // Who stands still in the middle of an append is for the fabric to judge, and for
             // fencing to end.
             let is_late = now_us.saturating_sub(since) > MOVE_US
-                && !self.endpoint.append_is_under_way(&former.queue.key);
+                && !self.endpoint.has_append_in_flight(&former.queue.key);
             if !is_needed || is_late {
                 self.close_former()?;
                 return Ok(true);

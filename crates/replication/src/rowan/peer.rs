@@ -213,8 +213,8 @@ impl Peer {
             return Ok(());
         };
         loop {
-            let under_way = self.posted.len() - self.free.len();
-            let count = (self.waiting.len().min(BATCH)).min(self.allowed.saturating_sub(under_way));
+            let in_flight = self.posted.len() - self.free.len();
+            let count = (self.waiting.len().min(BATCH)).min(self.allowed.saturating_sub(in_flight));
             if count == 0 {
                 return Ok(());
             }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_cut_of_a_zeroed_buffer_is_told_exactly() {
+    fn every_byte_cut_of_a_zeroed_buffer_is_found_exactly() {
         let records = plain_records();
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         let (bytes, ends) = filled(EPOCH, &records, 256);

@@ -60,7 +60,7 @@ struct Worker {
     open: Vec<bool>,
     opening: Vec<bool>,
     /// Records in flight, by context.
-    under_way: HashMap<u64, u64>,
+    in_flight: HashMap<u64, u64>,
     failed: Vec<u64>,
 }
 
@@ -147,7 +147,7 @@ impl World {
                     sender: None,
                     open: vec![false; plan.backups as usize],
                     opening: vec![false; plan.backups as usize],
-                    under_way: HashMap::new(),
+                    in_flight: HashMap::new(),
                     failed: Vec::new(),
                 };
                 let endpoint = world.fabric.endpoint_with(&worker.name(), 4096);
@@ -257,7 +257,7 @@ impl World {
                     life: worker.life,
                     opens: self.model.opens[worker.life].clone(),
                 });
-                worker.under_way.insert(context, id);
+                worker.in_flight.insert(context, id);
             }
             Err(ReplicationError::Busy | ReplicationError::NotOpen(_)) => worker.failed.push(id),
             // Records that are never cut have a limit, and it is reported.
@@ -332,13 +332,13 @@ impl World {
                     worker.opening[backup.0 as usize] = false;
                 }
                 Outcome::Durable { context } => {
-                    let id = worker.under_way.remove(&context).expect("in flight");
+                    let id = worker.in_flight.remove(&context).expect("in flight");
                     self.model.records[id as usize].durable = true;
                     self.durable += 1;
                     durable.push(id);
                 }
                 Outcome::Failed { context, .. } => {
-                    let id = worker.under_way.remove(&context).expect("in flight");
+                    let id = worker.in_flight.remove(&context).expect("in flight");
                     worker.failed.push(id);
                     self.failed += 1;
                 }
@@ -467,7 +467,7 @@ impl World {
                     worker.term,
                     worker.open,
                     worker.opening,
-                    worker.under_way.len(),
+                    worker.in_flight.len(),
                     worker.failed.len()
                 )
             })

@@ -302,7 +302,7 @@ mod tests {
     /// A leader's clock was a day ahead for a while: a cut by time would leave out everything that
     /// was acknowledged since.
     #[test]
-    fn a_moment_that_a_clock_hides_is_refused_with_what_to_say_instead() {
+    fn a_time_that_a_clock_hides_is_refused_with_the_alternative() {
         let directory = tempfile::tempdir().expect("directory");
         archive(
             directory.path(),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_as_they_are_read() {
+    fn times_are_printed_as_they_are_read() {
         for ms in [
             0,
             951_825_600_000,

@@ -101,7 +101,7 @@ fn drain(arguments: &Flashlog, report: &mut Report, stop: &AtomicBool) -> Result
     }
     report.say(&format!(
         "draining {} KiB entries, {OUTSTANDING} writes of 128 KiB in flight, {repetitions} times \
-            {} s each in turn",
+         {} s each in turn",
         ENTRY_BYTES >> 10,
         time.as_secs()
     ));

@@ -83,8 +83,7 @@ impl File {
             if !is_reachable(member.packet) {
                 bail!(
                     "cluster.members: packet = \"{}\" of member {id}: no machine can be reached \
-                        there; expected the address and \
-                     port of the member's own machine",
+                     there; expected the address and port of the member's own machine",
                     member.packet
                 );
             }
@@ -99,9 +98,8 @@ impl File {
             if !is_reachable(redis) {
                 bail!(
                     "cluster.members: redis = \"{redis}\" of member {id}: no machine can be \
-                        reached there; expected the address \
-                     and port as clients reach them. To listen on all addresses set \
-                        node.redis_listen"
+                     reached there; expected the address and port as clients reach them. To \
+                     listen on all addresses set node.redis_listen"
                 );
             }
             let same = members[..position]

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn place_and_field_are_told() {
+    fn place_and_field_are_reported() {
         let said = refused::<File>(&node(&format!("node_key = \"{SECRET}")));
         assert!(said.starts_with("line 3, column "), "{said}");
         assert!(said.contains("cluster.node_key"), "{said}");

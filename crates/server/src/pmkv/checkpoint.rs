@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_the_newest_once_a_thread_of_its_own_has_made_it_durable() {
+    fn a_file_is_the_newest_once_its_thread_has_made_it_durable() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = path(directory.path(), 3);
         fs::write(&path, "older").expect("written");

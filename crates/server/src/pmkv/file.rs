@@ -224,8 +224,7 @@ impl ClusterFile {
             if !is_reachable(redis) {
                 bail!(
                     "servers: redis = \"{redis}\" of server {id}: no machine can be reached \
-                        there; expected the address and \
-                     port as clients reach them"
+                     there; expected the address and port as clients reach them"
                 );
             }
             if let Some(other) = before.iter().find(|other| other.redis == redis) {

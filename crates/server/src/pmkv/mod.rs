@@ -292,7 +292,7 @@ impl Serving {
         };
         self.renewals.apply(&mut self.gateway);
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
-        crate::serve::tell_of_evictions(&mut self.gateway);
+        crate::serve::report_evictions(&mut self.gateway);
         let held = self.gateway.held();
         self.trimmer.note(held.input_bytes + held.output_bytes);
         // Twice: what is sent by the first is often done by the second.

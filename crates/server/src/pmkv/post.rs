@@ -247,7 +247,7 @@ mod tests {
 
     /// A sender must not lose its lease over somebody who does not receive.
     #[test]
-    fn nobody_waits_for_long_for_who_receives_nothing() {
+    fn no_sender_waits_long_for_a_receiver_that_receives_nothing() {
         let directory = tempfile::tempdir().expect("a directory");
         let (a, b) = (directory.path().join("a"), directory.path().join("b"));
         let mut from = Post::open(&a).expect("a");
@@ -285,18 +285,18 @@ mod tests {
             let (mut inbox, mut whole) = (Inbox::default(), 0);
             let senders = ["a", "b", "c"].map(Path::new);
             let mut sent: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
-            let mut under_way: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
+            let mut in_flight: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
             for number in 0..120 {
                 let of = random.below(senders.len());
-                if under_way[of].is_empty() {
+                if in_flight[of].is_empty() {
                     let len =
                         [0, 5, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES * 3 + 1][random.below(5)];
                     let message: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
-                    under_way[of] = datagrams(number, &message).collect();
-                    under_way[of].reverse();
+                    in_flight[of] = datagrams(number, &message).collect();
+                    in_flight[of].reverse();
                     sent[of].push(message);
                 }
-                while let Some(datagram) = under_way[of].pop() {
+                while let Some(datagram) = in_flight[of].pop() {
                     let times = [1, 1, 1, 1, 1, 1, 0, 2][random.below(8)];
                     for _ in 0..times {
                         if let Some(message) = inbox.take(senders[of], &datagram) {

@@ -215,7 +215,7 @@ fn what_an_unfinished_installation_left_goes_before_the_database_is_opened() {
 }
 
 #[test]
-fn a_thread_that_hangs_is_not_waited_for_for_ever() {
+fn a_thread_that_hangs_is_not_waited_for_without_end() {
     let write_buffer = WriteBuffer::new(1000);
     let writing = write_buffer.begin(Mode::Blocking).unwrap();
     let change = Change::Put(b"key", b"value");
@@ -224,7 +224,10 @@ fn a_thread_that_hangs_is_not_waited_for_for_ever() {
         .unwrap();
     drop(writing);
     write_buffer.stop();
-    assert!(!write_buffer.wait_for_thread_end(), "no thread hands it over");
+    assert!(
+        !write_buffer.wait_for_thread_end(),
+        "no thread hands it over"
+    );
     write_buffer.fail(ApplyError::Fatal("ended".to_owned()));
     assert!(write_buffer.wait_for_thread_end());
 }

@@ -181,9 +181,9 @@ impl WriteBuffer {
             std::hint::spin_loop();
             tried = attempt();
         }
-        let is_in_vain = matches!(tried, Err(TryLockError::WouldBlock));
-        if is_in_vain != was_contended {
-            self.lock_contended.store(is_in_vain, Ordering::Relaxed);
+        let is_contended = matches!(tried, Err(TryLockError::WouldBlock));
+        if is_contended != was_contended {
+            self.lock_contended.store(is_contended, Ordering::Relaxed);
         }
         tried
     }
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_waits_for_nobody_who_has_a_lock() {
+    fn a_non_blocking_caller_does_not_wait_for_a_lock() {
         let write_buffer = WriteBuffer::new(1000);
         let holder = write_buffer.progress();
         assert!(!write_buffer.lock_contended.load(Ordering::Relaxed));

@@ -48,7 +48,7 @@ fn asked_once_then_known_both_ways_until_it_is_old() {
 }
 
 #[test]
-fn what_we_listen_to_is_told_every_minute_and_twice_with_where_we_are_with_a_new_cable() {
+fn group_reports_are_sent_every_minute_and_twice_with_our_address_for_a_new_cable() {
     let mut ours = Neighbours::new(at("[fd77::1]:1").ip(), None, vec![MAC[0], MAC[1]]);
     let mut announced = |now_us, is_up| {
         let mut calls = Vec::new();
@@ -179,7 +179,7 @@ fn destinations_are_spread_over_cables_and_queues() {
 
 /// A cable that is out behind a switch: our link stays up, and no machine answers by it.
 #[test]
-fn a_port_by_which_nobody_answers_is_left_out_until_somebody_does() {
+fn a_port_without_answers_is_left_out_until_one_comes() {
     for (own, other) in [("10.0.0.1:1", "10.0.0.2:1"), ("[fd77::1]:1", "[fd77::2]:1")] {
         let peer = |port| SocketAddr::new(at(other).ip(), port);
         let mut a = Neighbours::new(at(own).ip(), None, vec![MAC[0], MAC[1]]);
@@ -212,7 +212,7 @@ fn a_port_by_which_nobody_answers_is_left_out_until_somebody_does() {
 }
 
 #[test]
-fn with_one_port_nobody_is_asked_every_second() {
+fn with_one_port_no_machine_is_asked_every_second() {
     let (own, peer) = (at("10.0.0.1:1"), at("10.0.0.2:2"));
     let mut a = Neighbours::new(own.ip(), None, vec![MAC[0]]);
     let mut b = Neighbours::new(peer.ip(), None, vec![MAC[1]]);

@@ -115,7 +115,7 @@ fn a_clock_that_is_a_little_back_is_as_good_as_another() {
 
 /// What lies behind the moment is checked, but not needed.
 #[test]
-fn damage_behind_the_moment_is_told_and_in_nobodys_way() {
+fn damage_behind_the_point_in_time_is_reported_and_blocks_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let all = [stamped(&(1..=100).collect::<Vec<u64>>())];
     archive(directory.path(), 1, &all, 1);

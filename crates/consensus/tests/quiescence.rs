@@ -7,7 +7,7 @@ use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use support::Cluster;
 
 /// Heartbeats that a leader's peers get in so many ticks, one after the other.
-struct Told {
+struct HeartbeatCounts {
     heartbeats: usize,
     /// Ticks without any, at most.
     longest: u32,
@@ -20,7 +20,7 @@ fn live(
     ticks: u32,
     dead: Option<usize>,
     mut passes: impl FnMut(&RaftMessage) -> bool,
-) -> Told {
+) -> HeartbeatCounts {
     let (mut heartbeats, mut elections) = (0, 0);
     let (mut longest, mut since) = (0, 0);
     for _ in 0..ticks {
@@ -54,7 +54,7 @@ fn live(
             }
         }
     }
-    Told {
+    HeartbeatCounts {
         heartbeats,
         longest: longest.max(since),
         elections,
@@ -73,7 +73,7 @@ fn idle(seed: u64) -> (Cluster, usize) {
 }
 
 #[test]
-fn a_leader_with_nothing_to_do_sends_a_sixth_of_the_heartbeats_and_nobody_minds() {
+fn an_idle_leader_sends_a_sixth_of_the_heartbeats_without_elections() {
     for seed in 0..10 {
         let (mut cluster, leader) = idle(seed);
         let before = cluster.nodes[leader].group.term();
