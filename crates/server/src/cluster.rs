@@ -368,7 +368,8 @@ impl LocalCluster {
         let mut command = Command::new(&self.executable);
         command.arg("serve").arg("--config").arg(&process.config);
         command.args(beginning);
-        // A separate process group: Ctrl-C reaches only this program, which then ends its nodes in order.
+        // A separate process group: Ctrl-C reaches only this program, which then ends its nodes in
+        // order.
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
