@@ -512,13 +512,13 @@ fn kills(
 
 /// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing
 /// was answered any more. One that lasts when the load ends, at `until_ns`, took at least until
-/// then, and as long as the rest was waited for in vain.
+/// then, and as long as the rest was waited for without an answer.
 fn outage_ms(ends_ns: &[u64], kill_ns: u64, until_ns: u64, waited_ns: u64) -> Option<f64> {
     let after = ends_ns.partition_point(|end| *end < kill_ns);
     if after == ends_ns.len() {
         return None;
     }
-    // Answers that were under way when the leader died still come in.
+    // Answers that were in flight when the leader died still come in.
     let before = after.saturating_sub(1);
     let gaps = ends_ns[before..].windows(2).map(|two| two[1] - two[0]);
     let longest = gaps.max().unwrap_or(ends_ns[after] - kill_ns);

@@ -60,8 +60,7 @@ pub struct ClientConfig {
     pub singly: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How a thread waits for answers. [`Polling::Busy`] lets nobody else run: that takes a core to
-    /// spare.
+    /// How a thread waits for answers. [`Polling::Busy`] occupies a core.
     pub polling: Polling,
     /// Largest message: the cluster's largest value and some. Answers have up to 4 MiB; longer ones
     /// are refused by the cluster with an error.

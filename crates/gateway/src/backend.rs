@@ -116,7 +116,7 @@ pub enum Route {
         /// Where it speaks the Redis protocol: `host:port`.
         addr: String,
     },
-    /// Nobody now.
+    /// No node now.
     NoLeader,
 }
 
@@ -191,7 +191,7 @@ pub trait Backend {
         self.submit_read(ticket, query);
     }
 
-    /// Nobody waits for the answers to these reads any more. They may be answered all the same.
+    /// No client waits for the answers to these reads any more. They may be answered all the same.
     fn forget_reads(&mut self, _tickets: &[u64]) {}
 
     /// Whether this node may show what it has of a slot that another node serves.

@@ -1,6 +1,6 @@
 //! A backend in memory, for tests: no log, no replicas, and everything a test wants to go wrong.
 
-mod more;
+mod versions;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -46,7 +46,7 @@ pub struct MemoryBackend {
     pub submitted: Vec<(u64, bool)>,
     /// Whether to note them.
     pub record: bool,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     pub forgotten: Vec<u64>,
     /// Who answers what concerns all keys, if not who serves all slots.
     pub route_of_all: Option<Route>,

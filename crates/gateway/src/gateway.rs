@@ -43,7 +43,7 @@ const SCRATCH_BYTES: usize = 32 * 1024;
 const COMMANDS_PER_STEP: u64 = 256;
 /// Bytes of replies after which a step encodes no further long ones, for the same reason.
 const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
-/// Bytes of replies that nobody takes any more, whose memory a step gives back.
+/// Bytes of discarded replies, whose memory a step gives back.
 const DISCARDED_PER_STEP: usize = 16 * 1024 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
@@ -164,11 +164,11 @@ pub struct Gateway {
     encode_budget: usize,
     /// How many of `dirty` had their turn before that was nothing; 0 while there is some.
     encoded_dirty: usize,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     cancelled_reads: Vec<u64>,
     /// Closed connections (CLIENT ID) whose snapshots the backend still holds.
     unreleased_snapshots: Vec<u64>,
-    /// Replies that nobody takes any more.
+    /// Replies that no client takes any more.
     discarded_replies: Vec<ReplyEncoder>,
     drained: Vec<(u64, Outcome)>,
     /// Connections that were turned away with a reply.
@@ -384,7 +384,7 @@ impl Gateway {
                 break;
             }
             let mut ready = std::mem::take(&mut self.ready);
-            let mut looked_at = 0;
+            let mut checked = 0;
             for index in &ready {
                 let ran = self.shared.stats.commands - commands_before;
                 let (pressed, open) = (backend.is_backpressured(), self.slab.len());
@@ -392,11 +392,11 @@ impl Gateway {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
-                looked_at += 1;
+                checked += 1;
             }
-            work += looked_at;
+            work += checked;
             // The others are first in the next step.
-            drop(self.next_ready.splice(..0, ready.drain(looked_at..)));
+            drop(self.next_ready.splice(..0, ready.drain(checked..)));
             self.recycle_ready(ready);
             let mut drained = std::mem::take(&mut self.drained);
             backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));
@@ -512,7 +512,7 @@ impl Gateway {
         flushed
     }
 
-    /// Writes what a connection is owed; answers whether it lives on.
+    /// Writes what a connection is owed; returns whether it lives on.
     fn write(&mut self, connection: &mut Connection, now_us: u64) -> bool {
         let before = connection.session.out.len() - connection.session.sent();
         let flushed = connection.write(now_us);

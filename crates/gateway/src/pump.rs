@@ -125,7 +125,7 @@ impl Gateway {
         lives
     }
 
-    /// One read, and what it brings; answers whether the connection lives on.
+    /// One read, and what it brings; returns whether the connection lives on.
     fn read(
         &mut self,
         connection: &mut Connection,
@@ -172,7 +172,7 @@ impl Gateway {
         ran != RunOutcome::HangUp
     }
 
-    /// Runs what has been kept; answers whether the connection lives on.
+    /// Runs what has been kept; returns whether the connection lives on.
     fn run_input(
         &mut self,
         connection: &mut Connection,
@@ -368,7 +368,7 @@ impl Gateway {
         RunOutcome::All
     }
 
-    /// Reads and drops what the peer still sends; answers whether to go on.
+    /// Reads and drops what the peer still sends; returns whether to go on.
     fn discard(&mut self, connection: &mut Connection) -> bool {
         match connection.stream.read(&mut self.scratch) {
             Ok(0) => false,

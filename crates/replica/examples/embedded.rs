@@ -1,5 +1,5 @@
 //! A program with its own replica inside, in place of its store's own log: writes go through the
-//! replicated log into RocksDB, which keeps none. Here a cluster of one, so that it runs by itself;
+//! replicated log into RocksDB, which keeps none. Here a cluster of one, so that it runs alone;
 //! with more members each process names all of them.
 //!
 //! From the repository's root, with the features of `make build`, so that RocksDB is not compiled

@@ -1,6 +1,6 @@
 //! Snapshots for users: a checkpoint of the store, which holds every log's state at one moment,
-//! handed out piece by piece to whoever asks through this process. Nothing of the replication takes
-//! part, and the log keeps nothing for it.
+//! handed out piece by piece to callers in this process. Nothing of the replication takes part, and
+//! the log keeps nothing for it.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host
+//! The configuration of a replica. Plain data: the server reads it from TOML, an embedding host
 //! fills it in.
 
 use std::net::SocketAddr;
@@ -79,7 +79,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Where the packets of one log go that has a loop of its own: the port so many behind the
+    /// Where the packets of one log go that has its own loop: the port so many behind the
     /// replica's.
     pub fn log_address(&self, log: u16) -> Option<SocketAddr> {
         let port = self.packet.port().checked_add(log + 1)?;
@@ -104,14 +104,14 @@ pub struct Config {
     /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
     pub bootstrap: bool,
     /// Whether an empty data directory and region may be taken as a new replica of a cluster that
-    /// exists: it knows nothing and votes for nobody until the cluster, told to add it, has sent it
-    /// its state. Never for an id that has run before.
+    /// exists: it knows nothing and votes for no candidate until the cluster, told to add it, has
+    /// sent it its state. Never for an id that has run before.
     pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
-    /// Threads that run a loop of its own for each log, with a packet port of its own; 0: the
-    /// replica's loop moves all logs. To be the same on all replicas: those that have such ports
-    /// are slow with those that have none.
+    /// Threads that run its own loop for each log, with its own packet port; 0: the replica's loop
+    /// moves all logs. To be the same on all replicas: those that have such ports are slow with
+    /// those that have none.
     pub log_threads: u16,
     /// Directory of the store, checkpoints and the identity file.
     pub data: PathBuf,
@@ -217,7 +217,7 @@ impl Config {
         }
     }
 
-    /// Each log with a loop of its own has a port right behind its replica's.
+    /// Each log with its own loop has a port right behind its replica's.
     fn check_log_ports(&self) -> Result<(), ConfigError> {
         if self.log_threads == 0 {
             return Ok(());
@@ -258,7 +258,7 @@ impl Config {
             for (field, place) in places {
                 if let Some(place) = place.filter(|place| normalize_path(place).starts_with(&own)) {
                     return Err(ConfigError(format!(
-                        "{field} = {}: {} is the node's own, for checkpoints under way",
+                        "{field} = {}: {} is the node's own, for checkpoints in progress",
                         place.display(),
                         own.display()
                     )));

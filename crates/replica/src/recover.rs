@@ -158,7 +158,7 @@ pub struct SurvivingData {
 pub struct LogReport {
     /// The physical log.
     pub log: u16,
-    /// Index and term of the last entry that the store held by itself.
+    /// Index and term of the last entry that the store held.
     pub store: (u64, u64),
     /// Index and term of the last entry that the new cluster holds.
     pub reached: (u64, u64),

@@ -104,7 +104,7 @@ pub enum StartError {
         /// What is wrong.
         source: PoolError,
     },
-    /// Nothing is there, and nobody said that this is a new cluster.
+    /// Nothing is there, and the configuration does not say that this is a new cluster.
     #[error(
         "neither {data} nor the log region {nvm} belongs to a replica yet; if this cluster is new, start once with \
          --bootstrap; if it is to join one that exists, with --join; if this replica has lost its memory, it must not come back under its old id: {REPLACE}"
@@ -620,8 +620,8 @@ impl Node {
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
             // A batch of many values may be longer than the longest value.
             let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
-            // What cannot be sent must not be accepted: the log would stand still behind it for
-            // ever.
+            // What cannot be sent must not be accepted: the log would stand still behind it
+            // permanently.
             let sendable = (entry_bytes(&config) + MESSAGE_SLACK / 2) as u64;
             group.max_entry_bytes = group.max_entry_bytes.min(half).min(sendable);
             let lease = match config.lease_reads {

@@ -154,7 +154,7 @@ pub struct LogStatus {
     pub commit: u64,
     /// Applied index.
     pub applied: u64,
-    /// Index up to which the store survives a crash by itself.
+    /// Index up to which the store survives a crash without the log.
     pub flushed: u64,
     /// The state's clock less this machine's wall clock, in milliseconds.
     pub clock_offset_ms: i64,

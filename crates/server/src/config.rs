@@ -118,7 +118,7 @@ impl RedisPort {
     /// Reads the users, if any.
     ///
     /// # Errors
-    /// When the file cannot be read, or names nobody: that would open the port to everybody.
+    /// When the file cannot be read, or names no user: that would open the port to everybody.
     pub fn users(&self) -> Result<Users> {
         let Some(path) = &self.users else {
             return Ok(Users::default());
@@ -181,7 +181,7 @@ pub struct Cluster {
     /// `udp` (default), `tcp`, `xdp` or `dpdk`.
     #[serde(default = "udp")]
     pub transport: String,
-    /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; for ever.
+    /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; permanent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_from: Option<String>,
     /// The voters.
@@ -444,8 +444,9 @@ impl File {
         let parsed = syntax::parse(&text);
         if parsed.is_err() && syntax::parse::<crate::pmkv::file::ClusterFile>(&text).is_ok() {
             bail!(
-                "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start with --engine pmkv --id N, and \
-                 `ctl members` and its siblings look at them; this is for the other engines",
+                "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start \
+                 with --engine pmkv --id N, and `ctl members` and its siblings query them; this \
+                 is for the other engines",
                 path.display()
             );
         }
@@ -546,7 +547,7 @@ impl File {
             let id = id.parse().with_context(wrong)?;
             let address = address.parse().with_context(wrong)?;
             if !is_reachable(address) {
-                bail!("node.member_addresses: {text:?}: nobody can be reached there");
+                bail!("node.member_addresses: {text:?}: no machine can be reached there");
             }
             Ok((id, address))
         };

@@ -305,7 +305,7 @@ enum SnapshotCommand {
     },
 }
 
-/// A moment after a snapshot.
+/// A point in time after a snapshot.
 #[derive(Args)]
 struct PointArgs {
     /// A directory of archive files (`serve --archive`); give all nodes' that there are.

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cyclone::told::told;
+use cyclone::error_text::error_text;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
@@ -33,9 +33,9 @@ enum Command {
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that
     /// nothing is lost.
     Demo(Demo),
-    /// Look at a running cluster.
+    /// Inspect a running cluster.
     Ctl(control::Arguments),
-    /// Look at what a stopped node's region and flash hold, and mend it. Not for pmkv.
+    /// Inspect what a stopped node's region and flash hold, and repair it. Not for pmkv.
     Log(logtool::Arguments),
     /// Engines rocksdb and memory: make a new cluster of one member from what one replica of a lost
     /// cluster has. The last resort, see docs/operations.md.
@@ -102,7 +102,7 @@ enum BenchCommand {
         #[arg(long, default_value = "authenticated")]
         security: String,
     },
-    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs
+    /// Drivers compared between network namespaces that it makes (cyclone fig. 8 to 10); needs
     /// root.
     Net {
         /// Shared options.
@@ -219,7 +219,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            eprintln!("cyclone: {}", told(&error));
+            eprintln!("cyclone: {}", error_text(&error));
             ExitCode::FAILURE
         }
         Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),
@@ -237,7 +237,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// As a shell tells of a program that SIGPIPE has ended.
+/// As a shell reports a program that SIGPIPE has ended.
 const ENDED_WITH_READER: u8 = 128 + signal_hook::consts::SIGPIPE as u8;
 
 /// What a panic said.
@@ -247,13 +247,13 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.unwrap_or_default()
 }
 
-/// Whether a panic says that nobody reads what is printed.
+/// Whether a panic says that the reader of the output is gone.
 fn has_lost_reader(text: &str) -> bool {
     let printing = ["failed printing to stdout", "failed printing to stderr"];
     printing.iter().any(|it| text.starts_with(it)) && text.contains("Broken pipe")
 }
 
-/// What prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE
+/// What prints ends quietly when the reader is gone, as in `cyclone ctl status | head -1`. SIGPIPE
 /// stays ignored: with its usual effect a node that ends a connection would end this program as
 /// well, without a word. A node prints nothing but its log, which does without a reader.
 fn end_with_reader() {
@@ -372,8 +372,8 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 ..cluster::Options::default()
             };
-            // A signal must not end this between the start of the nodes and their description:
-            // nobody could end them.
+            // A signal must not end this between the start of the nodes and their description: no
+            // program could end them.
             let _ignored = stop_flag()?;
             cluster::start_and_describe(&directory, &options)
         }

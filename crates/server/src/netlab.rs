@@ -159,7 +159,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What a driver is told to reach these others by: interfaces, or for `dpdk` its ports.
+    /// How a driver is configured to reach these others: interfaces, or for `dpdk` its ports.
     pub fn ports(
         &self,
         transport: &str,
@@ -187,7 +187,7 @@ impl Lab {
         let (low, high) = (machine.min(other), machine.max(other));
         let role = if machine == low { "server" } else { "client" };
         let socket = self.socket(low, high);
-        // Several machines may share a process, where names are told apart.
+        // Several machines may share a process, where names must differ.
         let name = 100 * machine + other;
         format!(
             "net_memif{name},role={role},id=0,socket={}",

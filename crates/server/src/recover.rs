@@ -66,7 +66,7 @@ impl Arguments {
 }
 
 /// What a log's report says.
-fn told(log: &LogReport) -> String {
+fn describe(log: &LogReport) -> String {
     let LogReport {
         log: number,
         store,
@@ -137,7 +137,7 @@ fn print(report: &Report, is_final: bool) {
         println!("{}", damage_text(damage, is_final));
     }
     for log in &report.logs {
-        println!("{}", told(log));
+        println!("{}", describe(log));
     }
     if report.given_up > 0 {
         println!(

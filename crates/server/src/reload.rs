@@ -97,7 +97,7 @@ impl Reloader {
         }
     }
 
-    /// Reads everything again, each by itself, and logs what became of it.
+    /// Reads everything again, each separately, and logs what became of it.
     pub fn reload(&self) {
         match self.reload_filter() {
             Ok(()) => tracing::info!("SIGHUP: the log's filter is read again"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::told::AccessDenied;
+use crate::error_text::AccessDenied;
 
 /// What a node wants to see before it answers.
 #[derive(Clone, Debug, Default)]

@@ -40,7 +40,7 @@ struct Redis {
 }
 
 /// Says which clients were closed because all together held too much memory.
-pub(crate) fn tell_of_evictions(gateway: &mut Gateway) {
+pub(crate) fn report_evictions(gateway: &mut Gateway) {
     while let Some(eviction) = gateway.next_eviction() {
         tracing::warn!("{eviction}");
     }
@@ -500,7 +500,7 @@ impl EventSource for Redis {
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         let mut behind = NodeBackend { node };
         let work = self.gateway.step(now.steady_us, &mut behind);
-        tell_of_evictions(&mut self.gateway);
+        report_evictions(&mut self.gateway);
         let held = self.gateway.held();
         self.trimmer.note(held.input_bytes + held.output_bytes);
         if work > 0 {
@@ -518,8 +518,7 @@ impl EventSource for Redis {
     }
 }
 
-/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for
-/// figures.
+/// What shares the loop with the node: the Redis port, if there is one, and the readers of metrics.
 struct LoopServices {
     redis: Option<Redis>,
     figures: Option<Arc<MetricsExchange>>,

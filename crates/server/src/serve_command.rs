@@ -37,8 +37,8 @@ pub struct Serve {
     /// cluster is created.
     #[arg(long)]
     bootstrap: bool,
-    /// Take an empty directory and region as a new replica of a cluster that exists, which is told
-    /// of it by `ctl member add`. Give it once, and never for an id that has run before.
+    /// Take an empty directory and region as a new replica of a cluster that exists, which adds it
+    /// by `ctl member add`. Give it once, and never for an id that has run before.
     #[arg(long, conflicts_with = "bootstrap")]
     join: bool,
     /// Only read and check the configuration.
@@ -74,7 +74,7 @@ pub struct Serve {
     /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
     #[arg(long)]
     store: Option<String>,
-    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
+    /// Overrides cluster.logs: number of physical logs, the same on all nodes permanently.
     #[arg(long)]
     logs: Option<u16>,
     /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each
@@ -291,7 +291,7 @@ fn write_log(format: LogFormat) -> Result<SetFilter> {
     let filter = reload::filter_of(None)?.unwrap_or_else(|| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Where nobody reads standard error any more, a complaint there about that would end the
+        // Where standard error has no reader any more, a complaint there about that would end the
         // thread.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);

@@ -154,7 +154,7 @@ fn a_plan_is_run_with_the_seed_that_is_given() {
     let points = given["results"]["tiny"]["variants"][0]["points"].as_array();
     assert_eq!(points.map(Vec::len), Some(2));
     assert_eq!(given["results"]["tiny"]["seed"], 7);
-    // Without one it is the plan's, and people are told which.
+    // Without one it is the plan's, and the output says which.
     let output = cyclone(&["bench", "run", "tiny.toml", "--quick"], directory);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));

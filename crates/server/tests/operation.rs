@@ -23,7 +23,7 @@ fn options(test: u16) -> Options {
 
 /// As in `cyclone ctl … | head -1`.
 #[test]
-fn what_prints_ends_quietly_when_nobody_reads_on() {
+fn commands_end_quietly_when_their_reader_is_gone() {
     let mut child = Command::new(BINARY)
         .args(["ctl", "hash-password"])
         .stdin(Stdio::piped())
@@ -73,7 +73,7 @@ fn redis_cli_and_ctl_over_tls_with_a_user() {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         redis_cli(any, &arguments, |answer| answer.contains(wanted));
     };
-    // Sent on to whoever leads, also over TLS, with the user's password.
+    // Sent on to the leader, also over TLS, with the user's password.
     ask(&["-c", "-a", "secret", "set", "greeting", "hello"], "OK");
     ask(
         &["-c", "--user", "ada", "-a", "lovelace", "get", "greeting"],
@@ -163,7 +163,7 @@ fn unusable_files_are_named_before_the_start() {
     );
     let users = directory.path().join("users");
     for (content, word) in [
-        ("# nobody\n", "no user"),
+        ("# a comment\n", "no user"),
         ("ada:plain text\n", "line 1"),
         ("ada\n", "NAME:HASH"),
     ] {
@@ -295,7 +295,7 @@ fn figures_and_the_log_can_be_read_by_machines() {
             .query::<()>(&mut connection)
             .expect("SET");
     }
-    // Readers that say nothing, and one that asks and does not read, are in nobody's way.
+    // Readers that say nothing, and one that asks and does not read, are in no client's way.
     let mute: Vec<TcpStream> = (0..4)
         .map(|_| TcpStream::connect(address).expect("connected"))
         .collect();

@@ -307,7 +307,7 @@ fn flags_that_would_be_ignored_are_refused() {
 
 /// As in `cyclone bench figures --list | head -1`.
 #[test]
-fn benchmarks_end_quietly_when_nobody_reads_on() {
+fn benchmarks_end_quietly_when_their_reader_is_gone() {
     let mut child = Command::new(BINARY)
         .args(["bench", "figures", "--list"])
         .stdin(Stdio::null())

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node of a cluster of its own, with a line in each of these sections of its file.
+/// A node of a separate cluster, with a line in each of these sections of its file.
 struct Node {
     redis: SocketAddr,
     config: PathBuf,
@@ -277,7 +277,7 @@ fn pmkv_server_reads_files_again_at_sighup_and_keeps_connections() {
     files_are_read_again(directory.path(), node);
 }
 
-/// Signals that end a program by default, and standard error that nobody reads any more.
+/// Signals that end a program by default, and standard error without a reader.
 fn signals_end_nothing(mut node: Node) {
     node.start();
     let mut connection = node.connect(&Access::default());
@@ -313,7 +313,7 @@ fn signals_end_nothing(mut node: Node) {
     drop(stderr);
     node.signal(Signal::HUP);
     node.signal(Signal::USR1);
-    // After the line about the last one has found nobody to read it.
+    // After the line about the last one has found no reader.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(get(&mut node.connect(&Access::default())), "value");
     node.end();

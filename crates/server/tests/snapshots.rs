@@ -219,7 +219,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     let left: i64 = ask(&mut connection, redis::cmd("TTL").arg("timed"));
     assert!((90_000..=100_000).contains(&left), "{left}");
     assert_eq!(sum(&mut connection), 0, "half a transfer was saved");
-    // It is a cluster like any other: it takes writes, and every replica comes back by itself.
+    // It is a cluster like any other: it takes writes, and every replica comes back without help.
     ask::<()>(
         &mut connection,
         redis::cmd("MSET").arg(&["key:1", "new", "key:2", "new", "key:3", "new"]),
@@ -237,7 +237,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     assert_eq!(keys(&digest(&new)), keys(&after));
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
     assert_eq!(get(&mut connection, "key:2").as_deref(), Some("new"));
-    // A snapshot of the restored cluster is one of its own.
+    // A snapshot of the restored cluster is a separate one.
     let again = directory.path().join("again");
     let address = address.to_string();
     said(&[

@@ -36,7 +36,7 @@ fn nodes_are_killed_under_load() {
     }
 }
 
-/// Each log has a loop and a port of its own, and these share the queue of the interface.
+/// Each log has a loop and its own port, and these share the queue of the interface.
 #[test]
 fn nodes_whose_logs_have_loops_are_killed_under_load() {
     let Some(lab) = lab(1500, Cabling::Bridge) else {

@@ -97,7 +97,7 @@ pub struct KvMachine<K> {
     membership: MembershipStore,
     held: ScanSnapshots,
     work: WorkCounters,
-    /// Nobody waits any more for walks over all keys.
+    /// No caller waits any more for scans of all keys.
     are_scans_cancelled: AtomicBool,
 }
 
@@ -522,7 +522,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
-        // Nor is the state replaced between looking at the places and writing the files.
+        // Nor is the state replaced between reading the applied positions and writing the files.
         let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         // All logs are held, so that the files show one moment of every log.
         let logs: Vec<MutexGuard<'_, Log>> = self

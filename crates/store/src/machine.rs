@@ -76,7 +76,7 @@ pub struct WorkDone {
     pub largest_command: u64,
     /// Bytes of values in replies that were made.
     pub reply_bytes: u64,
-    /// Of those, the bytes that nobody wanted and no session keeps: none.
+    /// Of those, the bytes that no caller wanted and no session keeps: none.
     pub unwanted_reply_bytes: u64,
 }
 
@@ -162,8 +162,8 @@ pub trait StateMachine: Send + Sync {
 
     /// Applies one gang (cyclone §5.1): an entry in each of several logs, all or nothing, together
     /// with every log's applied index. `parts` are ascending by log; the first one's payload holds
-    /// the batch, or nothing if the gang has no effect; the others' payloads are not looked at.
-    /// Answers the batch's replies; none if it was applied before.
+    /// the batch, or nothing if the gang has no effect; the others' payloads are not read. Returns
+    /// the batch's replies; none if it was applied before.
     ///
     /// # Errors
     /// As for [`StateMachine::apply`]; fatal where some logs are past their entries and others are
@@ -212,7 +212,7 @@ pub trait StateMachine: Send + Sync {
     /// it.
     fn set_replica_id(&self, _replica: u64) {}
 
-    /// Lets time pass: snapshots that scans hold are let go when they have not been used for a
+    /// Lets time pass: snapshots that scans hold are dropped when they have not been used for a
     /// while. Does not wait.
     fn tick(&self, _now_us: u64) {}
 

@@ -173,7 +173,7 @@ mod tests {
         applied.replies.remove(0)
     }
 
-    /// One change of the record succeeds, whoever else tried the same at the same time; what was
+    /// One change of the record succeeds, even if others tried the same at the same time; what was
     /// flushed comes back with the applied index that it belongs to.
     #[test]
     fn the_record_is_replaced_once_and_kept() {

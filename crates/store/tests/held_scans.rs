@@ -78,7 +78,7 @@ fn a_held_scan_shows_one_moment() {
     }
 }
 
-/// Views are few, are let go, and never stand in for one another.
+/// Views are few, are dropped, and never stand in for one another.
 #[test]
 fn held_scans_end() {
     for engine in ENGINES {

@@ -184,7 +184,7 @@ impl Experiment<'_> {
         Ok(rows)
     }
 
-    /// A case's amplification, from a run of its own.
+    /// A case's amplification, from its own run.
     fn metered(&mut self, case: Case, crowd: Crowd, times: Times) -> Result<f64> {
         let what = format!("{}, metered", told(&case));
         self.report.progress(&what);

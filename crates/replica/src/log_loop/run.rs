@@ -33,7 +33,7 @@ pub struct LogThread {
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
-    /// Where the replica has a thread of its own for it, made there.
+    /// Where the replica has its own thread for it, made there.
     watchdog: Option<Watchdog>,
 }
 
@@ -93,7 +93,7 @@ impl LogThread {
     fn watch(&mut self, patience: Duration, times: &Arc<AtomicU64>) {
         match Watchdog::start(patience, Arc::clone(times)) {
             Ok(watchdog) => self.watchdog = Some(watchdog),
-            Err(error) => tracing::warn!(%error, "nobody watches a thread of the logs"),
+            Err(error) => tracing::warn!(%error, "the watchdog watches no thread of the logs"),
         }
     }
 
@@ -191,7 +191,7 @@ impl Drop for LogThread {
     }
 }
 
-/// Running loops. Dropping it stops them; each log stays with whoever has it in hand.
+/// Running loops. Dropping it stops them; each log stays with its current owner.
 pub(crate) struct LogThreads {
     stop: Arc<AtomicBool>,
     log_handoffs: Vec<Arc<FairHandoff<Box<LoanedLog>>>>,
@@ -225,7 +225,7 @@ impl LogThreads {
                     pin(cpu);
                 }
                 own.watch(patience, &helped);
-                // An error has been told to the replica's loop, which ends with it.
+                // An error was reported to the replica's loop, which ends with it.
                 while !stop.load(Ordering::Relaxed) && own.turn(LONGEST_WAIT).is_ok() {}
             };
             let thread = std::thread::Builder::new()
@@ -237,8 +237,8 @@ impl LogThreads {
     }
 }
 
-/// A thread looks whether it is to stop, or has missed something, at least so often. Whoever has
-/// something for it wakes it; a node with nothing to do has many such threads.
+/// A thread looks whether it is to stop, or has missed something, at least so often. A message for
+/// it wakes it; a node with nothing to do has many such threads.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 impl Drop for LogThreads {
@@ -249,7 +249,7 @@ impl Drop for LogThreads {
             .iter()
             .for_each(|log_handoff| log_handoff.abandon());
         for (waker, thread) in self.threads.drain(..) {
-            // The thread looks by itself before long.
+            // The thread polls before long.
             let _ = waker.wake();
             // A panic has been reported by its hook, and to the replica's loop by `LogThread`.
             let _ = thread.join();

@@ -64,8 +64,8 @@ pub enum MemberError {
     #[error("this engine keeps no record of members")]
     NoRecord,
     /// One change at a time.
-    #[error("another change of the members is under way; try again when it is over")]
-    UnderWay,
+    #[error("another change of the members is in progress; try again when it is over")]
+    InProgress,
     /// Ids are given once.
     #[error("id {id} has been used before; the next free one is {next}")]
     Used {
@@ -80,8 +80,11 @@ pub enum MemberError {
     /// An address that another member has.
     #[error("address {0} is another member's")]
     AddressTaken(SocketAddr),
-    /// An address at which nobody can be reached.
-    #[error("nobody can be reached at {0}: give the address and port of the member's own machine")]
+    /// An address at which no machine can be reached.
+    #[error(
+        "no machine can be reached at {0}: give the address and port of the member's own \
+        machine"
+    )]
     BadAddress(SocketAddr),
     /// No such member.
     #[error("{0} is no member; `ctl member list` shows who is")]
@@ -109,9 +112,9 @@ pub enum MemberError {
         /// The highest.
         most: u64,
     },
-    /// Nobody would vote.
-    #[error("nobody would be left to vote")]
-    NobodyLeft,
+    /// No replica would vote.
+    #[error("no replica would be left to vote")]
+    NoVoterLeft,
     /// A cluster has a bounded number of members.
     #[error("a cluster has at most {MOST_MEMBERS} members")]
     TooMany,
@@ -139,7 +142,7 @@ pub enum MemberError {
 impl MemberError {
     /// Whether the same may be taken later.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, MemberError::UnderWay | MemberError::Behind { .. })
+        matches!(self, MemberError::InProgress | MemberError::Behind { .. })
     }
 }
 
@@ -208,7 +211,7 @@ impl MemberRequest {
             }
         }
         if list.iter().all(|replica| replica.learner) {
-            return Err(MemberError::NobodyLeft);
+            return Err(MemberError::NoVoterLeft);
         }
         Ok(list)
     }

@@ -82,10 +82,10 @@ pub struct Figures {
 
 /// What plans have that name no seed.
 pub const SEED: u64 = 1;
-/// Where figures go by default, and short ones, which are not to replace the others.
+/// The default directory of figures, and of short ones, which are not to replace the others.
 const FIGURES: &str = "docs/figures";
 const QUICK_FIGURES: &str = "bench-results/figures";
-/// Where the results of single plans go by default, each in a directory of its own.
+/// The default directory of the results of single plans, each in its own directory.
 const RESULTS: &str = "bench-results";
 
 /// A plan and its name: a file's, or one that comes with the program.

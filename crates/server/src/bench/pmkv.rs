@@ -2,7 +2,7 @@
 //!
 //! Most of it runs in one process over shared memory: one thread steps all servers in turn, so
 //! throughput is what the work costs altogether, and the share of the keeping side's thread can be
-//! told. Nothing there is a network: what differs is what the protocols do. Servers that are
+//! measured. Nothing there is a network: what differs is what the protocols do. Servers that are
 //! processes, under Redis cluster clients, show their throughput over load, takeovers and
 //! resharding.
 

@@ -135,7 +135,7 @@ fn points(
 }
 
 /// Measures a new cluster, which no point shares with another: none inherits another's compactions.
-/// `measure` is told who leads.
+/// `measure` gets the leader.
 fn on_fresh<T>(
     directory: &Path,
     options: &Options,

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 /// Fields whose values are never told.
 const SECRETS: &[&str] = &["node_key", "client_key", "password", "token"];
 
-/// The other fields. What stands before an equals sign is told only if it is one of these: it may
-/// be a part of a secret, too.
+/// The other fields. What stands before an equals sign is printed only if it is one of these: it
+/// may be a part of a secret, too.
 const FIELDS: &[&str] = &[
     // A node's file.
     "id",
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn place_and_field_are_told() {
+    fn place_and_field_are_reported() {
         let said = refused::<File>(&node(&format!("node_key = \"{SECRET}")));
         assert!(said.starts_with("line 3, column "), "{said}");
         assert!(said.contains("cluster.node_key"), "{said}");

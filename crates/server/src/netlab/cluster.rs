@@ -73,7 +73,7 @@ pub struct LabCluster<'a> {
 }
 
 impl<'a> LabCluster<'a> {
-    /// Logs that have ports of their own.
+    /// Logs that have separate ports.
     pub fn log_ports(&self) -> u16 {
         match self.options.log_threads {
             0 => 0,
@@ -240,7 +240,7 @@ impl<'a> LabCluster<'a> {
             },
             limits: Limits::default(),
             reads: Reads::default(),
-            // The namespaces reach each other and nobody else.
+            // The namespaces reach only each other.
             redis: RedisPort {
                 protected_mode: false,
                 ..RedisPort::default()

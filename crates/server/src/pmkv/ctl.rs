@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::file::ClusterFile;
 use super::operator::{self, Cluster, OperatorRequest};
 use crate::control::Login;
+use crate::error_text::error_text;
 use crate::resp;
-use crate::told::told;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -198,7 +198,7 @@ fn segments(options: &Options, login: &Login) -> Result<()> {
                 .and_then(|mut open| resp::info_of(&mut open));
             let (info, error) = match info {
                 Ok(info) => (info, None),
-                Err(error) => (HashMap::new(), Some(told(&error))),
+                Err(error) => (HashMap::new(), Some(error_text(&error))),
             };
             let number = |name: &str| {
                 let text = info.get(&format!("pmkv_{name}"));

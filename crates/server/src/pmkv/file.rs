@@ -42,8 +42,8 @@ const LEAST_SEGMENTS: u64 = 24;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Where memories, their control files, sockets and the embedded store lie; nobody else should
-    /// have access to it.
+    /// Where memories, their control files, sockets and the embedded store lie; no other user
+    /// should have access to it.
     pub directory: PathBuf,
     /// rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[serde(default = "rowan")]
@@ -223,8 +223,8 @@ impl ClusterFile {
             }
             if !is_reachable(redis) {
                 bail!(
-                    "servers: redis = \"{redis}\" of server {id}: nobody can be reached there; expected the address and \
-                     port as clients reach them"
+                    "servers: redis = \"{redis}\" of server {id}: no machine can be reached \
+                     there; expected the address and port as clients reach them"
                 );
             }
             if let Some(other) = before.iter().find(|other| other.redis == redis) {
@@ -254,7 +254,7 @@ impl ClusterFile {
             );
         }
         if self.max_clients == 0 {
-            bail!("max_clients = 0 would let nobody in");
+            bail!("max_clients = 0 would admit no client");
         }
         self.check_record(usize::from(shards))
     }
@@ -396,8 +396,8 @@ impl ClusterFile {
             None => Timing::for_cores(cores / self.servers.len().max(1)),
         };
         Timing {
-            // The engine asks for few shards at once by itself; a term for each handful would be a
-            // pause for each.
+            // The engine asks for few shards at once; a term for each handful would be a pause for
+            // each.
             copies_per_server: 48,
             ..rules
         }

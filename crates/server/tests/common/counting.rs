@@ -101,7 +101,7 @@ pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a
+/// Nothing is in progress any more: every frame of the node is free, or in a log, or kept by a
 /// driver: just so many, or over DPDK so many `at_most`.
 pub fn no_frame_is_lost(lab: &Lab, node: usize, at_most: bool) {
     let until = Instant::now() + Duration::from_secs(20);

@@ -95,7 +95,7 @@ impl<K: Kv> KvMachine<K> {
             // The clocks before the values, as for every read.
             Ok((self.clocks().collect(), self.kv.hold()?))
         };
-        // One replica's views of several terms are told apart too: it may have been restarted in
+        // One replica's views of several terms are distinguished too: it may have been restarted in
         // between.
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {

@@ -32,9 +32,9 @@ pub struct Reach {
     pub burst: usize,
     /// Requests per message, 1 to 32.
     pub pack: usize,
-    /// Never block: for a client with a CPU of its own.
+    /// Never block: for a client with its own CPU.
     pub spin: bool,
-    /// Logs with ports of their own, to be asked there.
+    /// Logs with separate ports, to be asked there.
     pub log_ports: u16,
 }
 

@@ -106,7 +106,7 @@ pub const STEPS: [Step; 7] = [
     },
 ];
 
-/// What can be asked for by itself.
+/// What can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// One way of one datagram.
@@ -293,7 +293,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts a cluster of its own for each call: nothing is inherited.
+    /// Starts its own cluster for each call: nothing is inherited.
     fn cluster<'l>(&mut self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
         self.start(lab, &Self::options(step, replicas))
     }

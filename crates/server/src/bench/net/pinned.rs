@@ -184,7 +184,7 @@ impl Run<'_> {
             }
         }
         self.report.say(
-            "leader on CPU 0; followers and client in turn on CPU 1; nobody blocks; engine echo",
+            "leader on CPU 0; followers and client in turn on CPU 1; no thread blocks; engine echo",
         );
         self.report.table("net-pinned", &table)?;
         for (driver, peaks) in drivers.iter().zip(&peaks) {
@@ -271,7 +271,7 @@ impl Run<'_> {
             place.map_or(&[][..], |place| &peaks[place])
         };
         // Goals: single requests over both; the last step of fig. 8 over its first. The other two
-        // pairs are beside them, so that nobody takes the one for the other.
+        // pairs are beside them, so that the two are not confused.
         for (one, other, goal) in [
             ("AF_XDP + bursts", "UDP + bursts", Some(2.0)),
             ("AF_XDP + bursts, packed", "UDP + bursts, packed", None),

@@ -1,8 +1,8 @@
 //! The replications on real servers: processes that reach each other through shared memory, under
 //! Redis cluster clients.
 //!
-//! Here a backup that has work to do must be woken up for it, as on machines of their own; where
-//! one thread steps all servers (the other parts) its messages lie ready when their turn comes.
+//! Here a backup that has work to do must be woken up for it, as on separate machines; where one
+//! thread steps all servers (the other parts) its messages lie ready when their turn comes.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,8 +1,8 @@
 //! What a takeover and a hot shard do to real servers, over time: rowan fig. 14 and 15.
 //!
 //! Servers, managers and clients share this machine's cores: a server that has more to do than
-//! others takes their cores as well, so a hot shard costs little throughput here. What can be told
-//! is how soon it is noticed, and how long the move takes.
+//! others takes their cores as well, so a hot shard costs little throughput here. What can be
+//! measured is how soon it is noticed, and how long the move takes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -30,7 +30,7 @@ const AFTER: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Nothing moves for so long: the load is spread.
 const STILL: Duration = Duration::from_secs(3);
-/// Takeovers that a full run looks at.
+/// Takeovers that a full run measures.
 const TAKEOVERS: u64 = 5;
 
 /// Servers with load on them.
@@ -96,7 +96,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if self.clients.is_some() {
-            // What went wrong before is told already.
+            // An earlier error is reported already.
             let _ = self.end();
         }
     }

@@ -1,5 +1,5 @@
 //! Cyclone between network namespaces, with the driver that a variant names: what `cyclone bench
-//! net` compares, as a system of plans. Every measurement has machines and nodes of its own.
+//! net` compares, as a system of plans. Every measurement has separate machines and nodes.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
