@@ -7,11 +7,10 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand};
+use cyclone::signals::stop_flag;
 use cyclone::told::told;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
 use cyclone_bench::cli::Experiment;
@@ -227,16 +226,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes
-/// nothing.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
-    }
-    Ok(stop)
-}
-
 /// As a shell tells of a program that SIGPIPE has ended.
 const ENDED_WITH_READER: u8 = 128 + signal_hook::consts::SIGPIPE as u8;
 
@@ -289,6 +278,8 @@ fn run(cli: Cli) -> Result<()> {
                 },
         }) => {
             config::parse_engine(&engine)?;
+            // What it waits for looks at the flag.
+            stop_flag()?;
             bench::put::run(&bench::put::Arguments {
                 common,
                 peers,
@@ -300,7 +291,7 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Bench(Bench {
             command: BenchCommand::Net { common, part, only },
-        }) => bench::net::run(&common, &bench::net::Choice { part, only }, &*stop_flag()?),
+        }) => bench::net::run(&common, &bench::net::Choice { part, only }, stop_flag()?),
         Command::Bench(Bench {
             command:
                 BenchCommand::Overload {
@@ -320,38 +311,38 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 log_threads,
             };
-            bench::overload::run(&arguments, &*stop_flag()?)
+            bench::overload::run(&arguments, stop_flag()?)
         }
         Command::Bench(Bench {
             command: BenchCommand::Pmkv { common, choice },
-        }) => bench::pmkv::run(&common, &choice),
+        }) => bench::pmkv::run(&common, &choice, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),
         Command::Bench(Bench {
             command: BenchCommand::Run(arguments),
-        }) => bench::plans::run(&arguments, &*stop_flag()?),
+        }) => bench::plans::run(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Gang(common),
-        }) => bench::plans::run_named("gang", "fig13", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("gang", "fig13", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Batch(common),
-        }) => bench::plans::run_named("batch", "fig17", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("batch", "fig17", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Flashlog(arguments),
-        }) => bench::flashlog::run(&arguments, &*stop_flag()?),
+        }) => bench::flashlog::run(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Restart(arguments),
-        }) => bench::life::restart(&arguments, &*stop_flag()?),
+        }) => bench::life::restart(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::SoakLog(arguments),
-        }) => bench::life::soak(&arguments, &*stop_flag()?),
+        }) => bench::life::soak(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Logs(common),
-        }) => bench::plans::run_named("logs", "logs", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("logs", "logs", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Figures(arguments),
-        }) => bench::plans::figures(&arguments, &*stop_flag()?),
+        }) => bench::plans::figures(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),
@@ -411,7 +402,7 @@ fn run_demo(arguments: Demo) -> Result<()> {
                 replication: arguments.replication.unwrap_or_else(|| "rowan".into()),
                 lease_ms: arguments.lease_ms,
             },
-            &stop_flag()?,
+            stop_flag()?,
         );
     }
     demo::run(
@@ -422,6 +413,6 @@ fn run_demo(arguments: Demo) -> Result<()> {
             engine: arguments.engine,
             logs: arguments.logs.unwrap_or(1),
         },
-        &stop_flag()?,
+        stop_flag()?,
     )
 }

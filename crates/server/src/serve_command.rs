@@ -4,11 +4,13 @@ use std::env::VarError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone::reload::{self, Reloader, Renewals, SetFilter, Source};
-use cyclone::{access, config, pmkv, serve, signals};
+use cyclone::signals::{self, Taken};
+use cyclone::{access, config, pmkv, serve};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Args)]
@@ -129,9 +131,10 @@ enum LogFormat {
 /// # Errors
 /// What is wrong with it; why it cannot go on.
 pub fn run(arguments: &Serve) -> Result<()> {
+    let signals = signals::take()?;
     let set_filter = write_log(arguments.log_format)?;
     if arguments.engine.as_deref() == Some("pmkv") {
-        return serve_pmkv(arguments, set_filter);
+        return serve_pmkv(arguments, set_filter, signals);
     }
     let for_pmkv = [
         ("--replication", arguments.replication.is_some()),
@@ -220,7 +223,10 @@ pub fn run(arguments: &Serve) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     serve::run(&file, beginning, &stop, renewals)
 }
 
@@ -329,7 +335,16 @@ fn end_with_parent(arguments: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
+/// Whether a signal has ended the node before it made or opened anything.
+fn has_ended_early(stop: &AtomicBool) -> bool {
+    let has_ended = stop.load(Ordering::Relaxed);
+    if has_ended {
+        tracing::info!("this node has ended in order, before it opened anything");
+    }
+    has_ended
+}
+
+fn serve_pmkv(arguments: &Serve, set_filter: SetFilter, signals: Taken) -> Result<()> {
     arguments.refuse(
         &arguments.not_for_pmkv(),
         "--engine pmkv: its servers are what the cluster's file says",
@@ -361,6 +376,9 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     pmkv::run(&serve, &stop, renewals)
 }

@@ -12,6 +12,7 @@ use super::etcd::Etcd;
 use super::rocks::Log;
 use super::{Load, Measured, Point, native, resp, rocks};
 use crate::cluster::{LocalCluster, Options};
+use crate::signals;
 
 /// What the command line says.
 pub struct Arguments {
@@ -93,6 +94,7 @@ fn points(
             if report.leaves_out(&what) {
                 continue;
             }
+            signals::check()?;
             report.progress(&format!("cyclone-native, {what}"));
             let load = Load {
                 value_bytes,
