@@ -25,6 +25,8 @@ pub struct Access {
 pub struct Tls {
     authority: Option<Vec<u8>>,
     certificate: Option<(Vec<u8>, Vec<u8>)>,
+    /// The name of one node, by which its certificate is checked; of the others, the address.
+    name: Option<(SocketAddr, String)>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -59,7 +61,13 @@ impl Tls {
                 None => None,
                 Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
             },
+            name: None,
         })
+    }
+
+    /// The node at this address has a certificate of this name.
+    pub fn set_name(&mut self, address: SocketAddr, name: String) {
+        self.name = Some((address, name));
     }
 }
 
@@ -77,7 +85,11 @@ fn client(address: SocketAddr, tls: Option<&Tls>) -> Result<redis::Client> {
         }),
         root_cert: tls.authority.clone(),
     };
-    redis::Client::build_with_tls(format!("rediss://{address}"), certificates).context("TLS")
+    let place = match &tls.name {
+        Some((of, name)) if *of == address => format!("{name}:{}", address.port()),
+        _ => address.to_string(),
+    };
+    redis::Client::build_with_tls(format!("rediss://{place}"), certificates).context("TLS")
 }
 
 /// A connection with the same limit on connecting, reading and writing.
