@@ -280,6 +280,9 @@ pub struct Node {
     /// CPU to pin the event loop to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_cpu: Option<usize>,
+    /// Whether a thread watches each loop and raises its priority where others keep it from its CPU.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub priority_boost: bool,
     /// Password that Redis clients must give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
@@ -398,6 +401,10 @@ fn is_true(is: &bool) -> bool {
     *is
 }
 
+fn is_false(is: &bool) -> bool {
+    !*is
+}
+
 fn is_zero(number: &u16) -> bool {
     *number == 0
 }
@@ -505,6 +512,7 @@ impl File {
                 queues: one_queue(),
                 burst: full_burst(),
                 pin_cpu: None,
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
@@ -607,6 +615,7 @@ impl File {
             polling: parse_polling(&self.node.polling)?,
             pin_cpu: self.node.pin_cpu,
             log_cpus: Vec::new(),
+            priority_boost: self.node.priority_boost,
             heartbeat: Duration::from_millis(self.timing.heartbeat_ms),
             election: Duration::from_millis(self.timing.election_ms),
             max_key_bytes: self.limits.max_key_bytes,

@@ -86,6 +86,10 @@ pub struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
+    /// Overrides node.priority_boost: whether a thread watches each loop and raises its priority
+    /// where others keep it from its CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    priority_boost: Option<bool>,
     /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
@@ -184,6 +188,9 @@ pub fn run(arguments: &Serve) -> Result<()> {
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
     }
+    if let Some(priority_boost) = arguments.priority_boost {
+        file.node.priority_boost = priority_boost;
+    }
     if let Some(transport) = &arguments.transport {
         file.cluster.transport.clone_from(transport);
     }
@@ -272,6 +279,7 @@ impl Serve {
             ("--logs", self.logs.is_some()),
             ("--log-threads", self.log_threads.is_some()),
             ("--polling", self.polling.is_some()),
+            ("--priority-boost", self.priority_boost.is_some()),
             ("--transport", self.transport.is_some()),
             ("--interface", self.interface.is_some()),
             ("--queues", self.queues.is_some()),

@@ -34,6 +34,7 @@ const FIELDS: &[&str] = &[
     "queues",
     "burst",
     "pin_cpu",
+    "priority_boost",
     "redis_listen",
     "member_addresses",
     "max_key_bytes",
@@ -260,6 +261,7 @@ mod tests {
             .expect("members");
         file.node.password = Some(String::new());
         file.node.pin_cpu = Some(1);
+        file.node.priority_boost = true;
         file.node.interface = Some(String::new());
         walk(&toml::Table::try_from(&file).expect("a table"));
         let cluster = "directory = \"/x\"\ntoken = \"\"\nlease_ms = 1\ncheckpoint_s = 1\n[[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n";

@@ -234,6 +234,7 @@ impl<'a> LabCluster<'a> {
                 archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
                 burst: options.burst,
                 pin_cpu: options.pin.get(node).copied(),
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
