@@ -1,5 +1,6 @@
 //! The node's configuration file: TOML, unknown fields refused, each error naming the field.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -159,7 +160,7 @@ pub struct Metrics {
 }
 
 /// What all nodes of the cluster share.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
     /// 32 hexadecimal digits, chosen at random for each new cluster.
@@ -186,6 +187,18 @@ pub struct Cluster {
     pub restored_from: Option<String>,
     /// The voters.
     pub members: Vec<MemberEntry>,
+}
+
+impl fmt::Debug for Cluster {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("id", &self.id)
+            .field("logs", &self.logs)
+            .field("transport", &self.transport)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cluster {
@@ -233,7 +246,7 @@ pub struct MemberEntry {
 }
 
 /// What is this node's own.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// This node's replica number.
@@ -292,6 +305,18 @@ pub struct Node {
     /// Where other members' packets go, as `ID=IP:PORT`, whatever the cluster's record says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub member_addresses: Vec<String>,
+}
+
+impl fmt::Debug for Node {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("id", &self.id)
+            .field("data", &self.data)
+            .field("nvm", &self.nvm)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Node {

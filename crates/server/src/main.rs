@@ -150,10 +150,7 @@ enum BenchCommand {
     },
     /// What `net` runs on its machines.
     #[command(hide = true)]
-    NetChild {
-        /// The role, as JSON.
-        role: String,
-    },
+    NetChild,
     /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers,
     /// with CSV and pictures.
     Run(bench::plans::Run),
@@ -317,8 +314,8 @@ fn run(cli: Cli) -> Result<()> {
             command: BenchCommand::Pmkv { common, choice },
         }) => bench::pmkv::run(&common, &choice, stop_flag()?),
         Command::Bench(Bench {
-            command: BenchCommand::NetChild { role },
-        }) => bench::net::child::run(&role),
+            command: BenchCommand::NetChild,
+        }) => bench::net::child::run(),
         Command::Bench(Bench {
             command: BenchCommand::Run(arguments),
         }) => bench::plans::run(&arguments, stop_flag()?),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::told::AccessDenied;
 
 /// What a node wants to see before it answers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Access {
     /// Instead of `default`.
     pub user: Option<String>,
@@ -18,6 +18,16 @@ pub struct Access {
     pub password: Option<String>,
     /// Where the port speaks TLS.
     pub tls: Option<Tls>,
+}
+
+impl std::fmt::Debug for Access {
+    /// Without the password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access")
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
 }
 
 /// PEM texts for TLS.

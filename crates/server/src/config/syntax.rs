@@ -240,6 +240,39 @@ mod tests {
         );
     }
 
+    /// Nor where a configuration is printed as Rust does it.
+    #[test]
+    fn debug_output_has_no_secrets() {
+        let keys = format!("node_key = \"{SECRET}\"\nclient_key = \"{}\"", SECRET.replace('7', "8"));
+        let mut file: File = parse(&node(&keys)).expect("a file");
+        file.node.password = Some("1234567".into());
+        file.cluster.members = File::from_flags(
+            1,
+            &["1=127.0.0.1:1".to_owned()],
+            String::new(),
+            String::new(),
+            String::new(),
+        )
+        .expect("members")
+        .cluster
+        .members;
+        let config = file.to_config(true).expect("a configuration");
+        let access = crate::resp::Access {
+            password: file.node.password.clone(),
+            ..Default::default()
+        };
+        let mut port = cyclone_gateway::GatewayConfig::new("127.0.0.1:1".parse().expect("one"));
+        port.passwords = vec![b"1234567".to_vec()];
+        let client = cyclone_client::ClientConfig::new(Vec::new(), config.client_key);
+        let cluster = "directory = \"/x\"\ntoken = \"1234567123456712\"\nservers = []\n";
+        let cluster: ClusterFile = parse(cluster).expect("a cluster");
+        let said = format!("{file:?} {config:?} {access:?} {port:?} {client:?} {cluster:?}");
+        // As text, and as the numbers of the bytes: 0x77 and 0xca, 0x88 and 0xca, '1' and '2'.
+        for secret in ["7cafe", "8cafe", "1234567", "119, 202", "136, 202", "49, 50"] {
+            assert!(!said.contains(secret), "{secret}: {said}");
+        }
+    }
+
     /// What is not in the list is not told by its name.
     #[test]
     fn all_fields_are_known() {

@@ -332,23 +332,12 @@ impl Run<'_> {
     /// Runs a child on a machine and reads its answer.
     fn child<T: DeserializeOwned>(lab: &Lab, machine: usize, cpu: usize, role: &Role) -> Result<T> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let role = serde_json::to_string(role)?;
-        let output = lab
-            .command(
-                machine,
-                (cpu < cpus).then_some(cpu),
-                &["bench", "net-child", &role],
-            )
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .output()
-            .context("cannot start a child")?;
+        let cpu = (cpu < cpus).then_some(cpu);
+        let mut command = lab.command(machine, cpu, &child::ARGUMENTS);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = child::start(&mut command, role)?.wait_with_output()?;
         if !output.status.success() {
-            bail!(
-                "child {role}: {}: {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            bail!("{}", child::failure(role, &output));
         }
         serde_json::from_slice(&output.stdout).context("a child's answer")
     }
