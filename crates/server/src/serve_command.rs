@@ -56,7 +56,7 @@ pub struct Serve {
     #[arg(long)]
     flash: Option<PathBuf>,
     /// Overrides node.flash_bytes.
-    #[arg(long)]
+    #[arg(long, value_parser = config::syntax::parse_bytes)]
     flash_bytes: Option<u64>,
     /// Overrides node.archive: directory into which committed entries are archived, for a restore
     /// to a point in time.
