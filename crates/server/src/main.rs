@@ -13,7 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use cyclone::signals::stop_flag;
 use cyclone::told::told;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
-use cyclone_bench::cli::Experiment;
+use cyclone_bench::cli::{self, Experiment};
 use cyclone_bench::output::Common;
 use rustix::fs::Mode;
 
@@ -211,7 +211,7 @@ static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 fn main() -> ExitCode {
     end_with_reader();
     // Unwinding ends what was started: nodes, directories in memory.
-    let outcome = catch_unwind(AssertUnwindSafe(|| run(Cli::parse())));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(cli::parse())));
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -275,6 +275,9 @@ fn run(cli: Cli) -> Result<()> {
                 },
         }) => {
             config::parse_engine(&engine)?;
+            config::parse_polling(&polling)?;
+            config::parse_security(&security)?;
+            bench::put::check_transport(&transport)?;
             // What it waits for looks at the flag.
             stop_flag()?;
             bench::put::run(&bench::put::Arguments {

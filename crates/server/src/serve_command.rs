@@ -212,13 +212,13 @@ pub fn run(arguments: &Serve) -> Result<()> {
         (_, true) => serve::Beginning::Join,
         _ => serve::Beginning::None,
     };
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         serve::check(&file, beginning)?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let source = match &arguments.config {
         Some(path) => Source::Node(path.clone()),
@@ -371,12 +371,12 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter, signals: Taken) -> Resul
         protected_mode: arguments.protected_mode,
     };
     let file = pmkv::check(&serve)?;
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let reloader = Reloader::new(
         Source::Cluster(serve.config.clone()),

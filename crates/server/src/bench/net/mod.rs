@@ -23,6 +23,7 @@ mod instructions;
 mod pinned;
 mod polling;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -151,6 +152,22 @@ pub struct Choice {
     pub only: String,
 }
 
+impl Choice {
+    /// Whether a driver has the part of a name that is given.
+    fn check(&self) -> Result<()> {
+        let names: BTreeSet<&str> = steps().chain(pinned::drivers()).map(|it| it.name).collect();
+        if !names.iter().any(|name| name.contains(&self.only)) {
+            let names: Vec<&str> = names.into_iter().collect();
+            bail!(
+                "--only {:?}: no driver has such a name: there are {}",
+                self.only,
+                names.join("; ")
+            );
+        }
+        Ok(())
+    }
+}
+
 /// All steps that this program can take.
 fn steps() -> impl Iterator<Item = Step> + Clone {
     let dpdk = DPDK_STEPS.into_iter().filter(|_| cfg!(feature = "dpdk"));
@@ -202,6 +219,7 @@ struct Run<'a> {
 /// # Errors
 /// Without root, or when a process fails.
 pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
+    choice.check()?;
     if !Lab::allowed() {
         bail!("cyclone bench net makes network namespaces, which needs root");
     }
