@@ -233,7 +233,10 @@ mod tests {
         };
         for id in [0, 65_536, u64::MAX] {
             let told = check_ids(&add(id)).expect_err("out of range").to_string();
-            assert!(told.starts_with(&format!("id {id} is outside 1..=65535; ")), "{told}");
+            assert!(
+                told.starts_with(&format!("id {id} is outside 1..=65535; ")),
+                "{told}"
+            );
         }
         assert!(check_ids(&add(1)).is_ok());
         let replace = Change::Replace {

@@ -173,6 +173,9 @@ mod tests {
             assert!(error.contains(&words), "{words:?} is missing in: {error}");
         }
         let error = choose(&[unknown]).expect_err("no address").to_string();
-        assert!(error.starts_with("--connect no-such-host.invalid:6379: "), "{error}");
+        assert!(
+            error.starts_with("--connect no-such-host.invalid:6379: "),
+            "{error}"
+        );
     }
 }

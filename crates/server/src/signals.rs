@@ -90,9 +90,7 @@ static IS_REGISTERED: Mutex<bool> = Mutex::new(false);
 /// # Errors
 /// When the system grants no handler.
 pub fn stop_flag() -> Result<&'static Arc<AtomicBool>> {
-    let mut is_registered = IS_REGISTERED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+    let mut is_registered = IS_REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_registered {
         for signal in ENDING {
             signal_hook::flag::register(signal, Arc::clone(&STOP)).context("signal handler")?;

@@ -386,7 +386,11 @@ fn watchdogs_run_only_with_priority_boost() {
         let is_logging = threads_called(child.id(), "logs-1");
         child.kill().expect("killed");
         child.wait().expect("ended");
-        assert_eq!((found, is_logging), (watchdogs, 1), "{line:?} {arguments:?}");
+        assert_eq!(
+            (found, is_logging),
+            (watchdogs, 1),
+            "{line:?} {arguments:?}"
+        );
     }
 }
 

@@ -439,9 +439,8 @@ fn in_memory(pid: u32) -> Vec<String> {
     let number = pid.to_string();
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let is_its = |name: &String| {
-        name.starts_with("cyclone") && name.split('-').any(|part| part == number)
-    };
+    let is_its =
+        |name: &String| name.starts_with("cyclone") && name.split('-').any(|part| part == number);
     names.filter(is_its).collect()
 }
 

@@ -67,7 +67,9 @@ fn check_directory(directory: &Path) -> Result<()> {
         let name = entry.context("cannot read this directory")?.file_name();
         let name = name.to_string_lossy();
         if WRITTEN.iter().any(|written| name.starts_with(written)) {
-            bail!("there is {name} already, which is kept; expected a new directory or an empty one");
+            bail!(
+                "there is {name} already, which is kept; expected a new directory or an empty one"
+            );
         }
     }
     Ok(())
