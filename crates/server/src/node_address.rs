@@ -25,7 +25,7 @@ impl FromStr for NodeAddress {
     fn from_str(text: &str) -> Result<NodeAddress, String> {
         let expected = "expected HOST:PORT, such as 127.0.0.1:6379, [::1]:6379 or db1.example:6379";
         let (host, port) = text.rsplit_once(':').ok_or(expected)?;
-        let port = port.parse().map_err(|_| expected)?;
+        let port: u16 = port.parse().map_err(|_| expected)?;
         let inner = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
         let is_fit = match inner {
             Some(inner) => inner.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()),

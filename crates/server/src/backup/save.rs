@@ -71,9 +71,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .arg(begun.id)
         .query::<()>(&mut connection);
     let bytes = fetched?;
+    let placed = place(&draft, &arguments.file);
+    // A whole snapshot is kept, under whatever name.
     guard.keep();
-    place(&draft, &arguments.file)
-        .with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
+    placed.with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
     super::print(&begun.head, None, arguments.json);
     if !arguments.json {
         println!("bytes     {bytes}");

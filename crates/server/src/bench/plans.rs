@@ -313,8 +313,8 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     }
     let mut left_out = Vec::new();
     if !plans.is_empty() {
-        report::prepare(&out)?;
         plans = wanted(plans, common)?;
+        report::prepare(&out)?;
         let minutes = arguments.minutes.map(|it| Duration::from_secs(60 * it));
         let all = match minutes {
             Some(minutes) => Budget::of(Some(minutes)),

@@ -253,7 +253,7 @@ pub fn run() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(signal))
         .context("parent death signal")?;
     // The error would show the text.
-    let role = serde_json::from_reader(std::io::stdin().lock()).ok();
+    let role: Option<Role> = serde_json::from_reader(std::io::stdin().lock()).ok();
     match role.context("standard input holds no role")? {
         Role::Load {
             reach,
