@@ -139,8 +139,8 @@ pub struct Config {
     /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop
     /// may.
     pub log_cpus: Vec<usize>,
-    /// Whether a thread watches each loop, and raises its priority where others keep it from its CPU
-    /// (docs/adr/0057). Needs the right to raise priorities.
+    /// Whether a thread watches each loop, and raises its priority where others keep it from its
+    /// CPU (docs/adr/0057). Needs the right to raise priorities.
     pub priority_boost: bool,
     /// Time between heartbeats.
     pub heartbeat: Duration,

@@ -293,7 +293,7 @@ pub struct Node {
     /// CPU to pin the event loop to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_cpu: Option<usize>,
-    /// Whether a thread watches each loop and raises its priority where others keep it from its CPU.
+    /// Whether a thread watches each loop, to raise its priority where others keep it from its CPU.
     #[serde(default, skip_serializing_if = "is_false")]
     pub priority_boost: bool,
     /// Password that Redis clients must give.

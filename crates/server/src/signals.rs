@@ -2,8 +2,8 @@
 //!
 //! A serving process: SIGTERM and SIGINT end it in order, SIGHUP lets it read files again, and
 //! SIGUSR1, SIGUSR2 and a terminal that is closed do nothing to it. A command that measures or
-//! demonstrates ends in order at SIGTERM and SIGINT ([`stop_flag`], [`check`], [`sleep`]). A command
-//! that writes one file removes its draft ([`Draft`]).
+//! demonstrates ends in order at SIGTERM and SIGINT ([`stop_flag`], [`check`], [`sleep`]). A
+//! command that writes one file removes its draft ([`Draft`]).
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};

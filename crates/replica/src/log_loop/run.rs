@@ -199,8 +199,8 @@ pub(crate) struct LogThreads {
 }
 
 impl LogThreads {
-    /// Starts a thread for each of these loops. With `watch`, each is to begin a turn at least every
-    /// so long while there is work; how often they had to be helped to it is added to its counter.
+    /// Starts a thread for each of these loops. With `watch`, each is to begin a turn at least
+    /// every so long while there is work; how often they had to be helped is counted there.
     ///
     /// # Errors
     /// When the system grants no thread.

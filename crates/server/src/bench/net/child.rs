@@ -1,6 +1,6 @@
 //! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Reads
-//! its role as JSON from standard input, because a role holds keys and every user of the machine can
-//! read command lines. Answers JSON.
+//! its role as JSON from standard input, because a role holds keys and every user of the machine
+//! can read command lines. Answers JSON.
 
 use std::collections::HashMap;
 use std::fmt;
