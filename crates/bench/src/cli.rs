@@ -1,7 +1,8 @@
 //! The experiments as subcommands, for the programs that offer them.
 
 use anyhow::Result;
-use clap::Subcommand;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Parser, Subcommand};
 
 use crate::children::Launcher;
 use crate::output::Common;
@@ -31,6 +32,38 @@ pub enum Experiment {
         /// The role, as JSON.
         role: String,
     },
+}
+
+/// Reads a program's command line, or ends the program. Of a subcommand that does not exist the
+/// error names those that do.
+pub fn parse<C: Parser>() -> C {
+    C::try_parse().unwrap_or_else(|error| with_known_names::<C>(error, std::env::args()).exit())
+}
+
+fn with_known_names<C: Parser>(
+    mut error: clap::Error,
+    arguments: impl Iterator<Item = String>,
+) -> clap::Error {
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return error;
+    }
+    let top = C::command();
+    let mut command = &top;
+    for argument in arguments.skip(1) {
+        match command.find_subcommand(&argument) {
+            Some(below) => command = below,
+            None if argument.starts_with('-') => {}
+            None => break,
+        }
+    }
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    let names: Vec<&str> = shown.map(clap::Command::get_name).collect();
+    let known = format!("there are: {}", names.join(", "));
+    error.insert(
+        ContextKind::Suggested,
+        ContextValue::StyledStrs(vec![known.into()]),
+    );
+    error
 }
 
 impl Experiment {

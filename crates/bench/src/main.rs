@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use cyclone_bench::cli::Experiment;
+use cyclone_bench::cli::{self, Experiment};
 
 #[derive(Parser)]
 #[command(
@@ -19,7 +19,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().experiment.run(&[]) {
+    match cli::parse::<Cli>().experiment.run(&[]) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("cyclone-bench: {error:#}");

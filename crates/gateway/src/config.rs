@@ -1,5 +1,6 @@
 //! Settings and errors.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -19,7 +20,7 @@ const RESERVED_FILES: u64 = 256;
 const BACKLOG: i32 = 16 * 1024;
 
 /// Settings of a gateway.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GatewayConfig {
     /// Where to listen; port 0 lets the system choose.
     pub listen: SocketAddr,
@@ -72,6 +73,17 @@ pub struct GatewayConfig {
     pub version: String,
     /// Further answers of CONFIG GET; these take precedence over the built-in ones.
     pub settings: Vec<(String, String)>,
+}
+
+impl fmt::Debug for GatewayConfig {
+    /// Without passwords and users.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatewayConfig")
+            .field("listen", &self.listen)
+            .field("protected_mode", &self.protected_mode)
+            .field("max_clients", &self.max_clients)
+            .finish_non_exhaustive()
+    }
 }
 
 impl GatewayConfig {

@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         polling: Polling::Adaptive,
         pin_cpu: None,
         log_cpus: Vec::new(),
+        priority_boost: false,
         log_threads: 0,
         heartbeat: Duration::from_millis(10),
         election: Duration::from_millis(50),

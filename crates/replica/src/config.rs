@@ -1,6 +1,7 @@
 //! The configuration of a replica. Plain data: the server reads it from TOML, an embedding host
 //! fills it in.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -88,7 +89,7 @@ impl Member {
 }
 
 /// Everything a replica needs to start.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// This replica's number; must be among `members`.
     pub id: u64,
@@ -138,6 +139,9 @@ pub struct Config {
     /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop
     /// may.
     pub log_cpus: Vec<usize>,
+    /// Whether a thread watches each loop, and raises its priority where others keep it from its
+    /// CPU (docs/adr/0057). Needs the right to raise priorities.
+    pub priority_boost: bool,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Shortest time without a leader's message before an election; the actual one is drawn between
@@ -168,6 +172,21 @@ pub struct Config {
     pub follower_staleness: Option<Duration>,
     /// Where committed entries are copied to, for a restore to a point in time; `None`: nowhere.
     pub archive: Option<ArchiveConfig>,
+}
+
+impl fmt::Debug for Config {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("id", &self.id)
+            .field("members", &self.members)
+            .field("logs", &self.logs)
+            .field("data", &self.data)
+            .field("nvm", &self.nvm)
+            .field("engine", &self.engine)
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Config {

@@ -183,8 +183,8 @@ pub struct Report {
     pub damage: Option<StoreDamage>,
 }
 
-/// Reads what is left of a stopped replica. Opening a store that is not damaged does what each start
-/// does to it; nothing else changes.
+/// Reads what is left of a stopped replica. Opening a store that is not damaged does what each
+/// start does to it; nothing else changes.
 ///
 /// # Errors
 /// See [`RecoverError`].

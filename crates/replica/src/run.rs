@@ -106,19 +106,24 @@ impl Reactor {
         }
         let loops = LogThread::divide(node.take_log_loops(), node.config(), &self.waker);
         let helped = Arc::new(AtomicU64::new(0));
-        let watch = (node.patience(), Arc::clone(&helped));
-        let crew = loops.and_then(|loops| LogThreads::start(loops, node.config(), watch));
+        let boosts = node.config().priority_boost;
+        let watch = boosts.then(|| (node.patience(), Arc::clone(&helped)));
+        let start = |loops| LogThreads::start(loops, node.config(), watch.clone());
+        let crew = loops.and_then(start);
         let crew = crew.map_err(NodeError::Port)?;
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
-        let watchdog = Watchdog::start(node.patience(), Arc::clone(&helped));
+        let start = |(patience, helped)| Watchdog::start(patience, helped);
+        let watchdog = watch.clone().map(start).transpose();
         let mut watchdog = watchdog.map_err(NodeError::Port)?;
         loop {
             node.take_logs()?;
             // No loop that moved a log has seen a later time.
             let now = now();
-            watchdog.begin(now.steady_us);
+            if let Some(watchdog) = &watchdog {
+                watchdog.begin(now.steady_us);
+            }
             node.note_boosts(helped.load(Ordering::Relaxed));
             let mut work = companion.step(now, node);
             work += node.step(now)?;
@@ -143,9 +148,11 @@ impl Reactor {
                 pause.sooner(node.has_deferred_sends())
             };
             node.lend_logs();
-            watchdog.end(work > 0, node.watched_for_us());
-            if let IdleStrategy::Park(_) = pause {
-                watchdog.sleep();
+            if let Some(watchdog) = &mut watchdog {
+                watchdog.end(work > 0, node.watched_for_us());
+                if let IdleStrategy::Park(_) = pause {
+                    watchdog.sleep();
+                }
             }
             if pause == IdleStrategy::Spin && work == 0 && !companion.is_fed() {
                 look(node, now);

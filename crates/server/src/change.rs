@@ -163,7 +163,9 @@ fn check_ids(change: &Change) -> Result<()> {
         Change::Replace { old, id, .. } => [*old, *id],
     };
     match ids.iter().find(|id| !(1..=65_535).contains(*id)) {
-        Some(id) => bail!("id {id} is outside 1..=65535"),
+        Some(id) => {
+            bail!("id {id} is outside 1..=65535; `ctl member list` shows the ids in use")
+        }
         None => Ok(()),
     }
 }
@@ -228,7 +230,10 @@ mod tests {
         };
         for id in [0, 65_536, u64::MAX] {
             let told = check_ids(&add(id)).expect_err("out of range").to_string();
-            assert_eq!(told, format!("id {id} is outside 1..=65535"));
+            assert!(
+                told.starts_with(&format!("id {id} is outside 1..=65535; ")),
+                "{told}"
+            );
         }
         assert!(check_ids(&add(1)).is_ok());
         let replace = Change::Replace {

@@ -243,6 +243,7 @@ fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File
             queues: 1,
             burst: options.burst,
             pin_cpu: options.pin.get(position).copied(),
+            priority_boost: false,
             password: None,
             redis_listen: None,
             member_addresses: Vec::new(),

@@ -1,5 +1,6 @@
 //! The node's configuration file: TOML, unknown fields refused, each error naming the field.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -159,7 +160,7 @@ pub struct Metrics {
 }
 
 /// What all nodes of the cluster share.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
     /// 32 hexadecimal digits, chosen at random for each new cluster.
@@ -186,6 +187,18 @@ pub struct Cluster {
     pub restored_from: Option<String>,
     /// The voters.
     pub members: Vec<MemberEntry>,
+}
+
+impl fmt::Debug for Cluster {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("id", &self.id)
+            .field("logs", &self.logs)
+            .field("transport", &self.transport)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cluster {
@@ -233,7 +246,7 @@ pub struct MemberEntry {
 }
 
 /// What is this node's own.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// This node's replica number.
@@ -280,6 +293,9 @@ pub struct Node {
     /// CPU to pin the event loop to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_cpu: Option<usize>,
+    /// Whether a thread watches each loop, to raise its priority where others keep it from its CPU.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub priority_boost: bool,
     /// Password that Redis clients must give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
@@ -289,6 +305,18 @@ pub struct Node {
     /// Where other members' packets go, as `ID=IP:PORT`, whatever the cluster's record says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub member_addresses: Vec<String>,
+}
+
+impl fmt::Debug for Node {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("id", &self.id)
+            .field("data", &self.data)
+            .field("nvm", &self.nvm)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Node {
@@ -396,6 +424,10 @@ impl Default for Timing {
 
 fn is_true(is: &bool) -> bool {
     *is
+}
+
+fn is_false(is: &bool) -> bool {
+    !*is
 }
 
 fn is_zero(number: &u16) -> bool {
@@ -506,6 +538,7 @@ impl File {
                 queues: one_queue(),
                 burst: full_burst(),
                 pin_cpu: None,
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
@@ -608,6 +641,7 @@ impl File {
             polling: parse_polling(&self.node.polling)?,
             pin_cpu: self.node.pin_cpu,
             log_cpus: Vec::new(),
+            priority_boost: self.node.priority_boost,
             heartbeat: Duration::from_millis(self.timing.heartbeat_ms),
             election: Duration::from_millis(self.timing.election_ms),
             max_key_bytes: self.limits.max_key_bytes,

@@ -245,7 +245,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         ..Options::default()
     };
     check_options(&options)?;
-    let place = Place::new(arguments.directory.as_deref(), "cyclone-demo");
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-demo")?;
     progress.say(&format!(
         "three replicas, data in {}",
         place.directory.display()

@@ -17,6 +17,7 @@ pub mod logtool;
 pub mod members;
 pub mod metrics;
 pub mod netlab;
+pub mod node_address;
 pub mod pmkv;
 pub mod recover;
 pub mod reload;

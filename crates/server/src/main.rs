@@ -7,14 +7,13 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone::error_text::error_text;
+use cyclone::signals::stop_flag;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
-use cyclone_bench::cli::Experiment;
+use cyclone_bench::cli::{self, Experiment};
 use cyclone_bench::output::Common;
 use rustix::fs::Mode;
 
@@ -151,10 +150,7 @@ enum BenchCommand {
     },
     /// What `net` runs on its machines.
     #[command(hide = true)]
-    NetChild {
-        /// The role, as JSON.
-        role: String,
-    },
+    NetChild,
     /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers,
     /// with CSV and pictures.
     Run(bench::plans::Run),
@@ -215,7 +211,7 @@ static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 fn main() -> ExitCode {
     end_with_reader();
     // Unwinding ends what was started: nodes, directories in memory.
-    let outcome = catch_unwind(AssertUnwindSafe(|| run(Cli::parse())));
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(cli::parse())));
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -225,16 +221,6 @@ fn main() -> ExitCode {
         Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),
         Err(panic) => resume_unwind(panic),
     }
-}
-
-/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes
-/// nothing.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
-    }
-    Ok(stop)
 }
 
 /// As a shell reports a program that SIGPIPE has ended.
@@ -289,6 +275,11 @@ fn run(cli: Cli) -> Result<()> {
                 },
         }) => {
             config::parse_engine(&engine)?;
+            config::parse_polling(&polling)?;
+            config::parse_security(&security)?;
+            bench::put::check_transport(&transport)?;
+            // Its waits check the flag.
+            stop_flag()?;
             bench::put::run(&bench::put::Arguments {
                 common,
                 peers,
@@ -300,7 +291,7 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Bench(Bench {
             command: BenchCommand::Net { common, part, only },
-        }) => bench::net::run(&common, &bench::net::Choice { part, only }, &*stop_flag()?),
+        }) => bench::net::run(&common, &bench::net::Choice { part, only }, stop_flag()?),
         Command::Bench(Bench {
             command:
                 BenchCommand::Overload {
@@ -320,38 +311,38 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 log_threads,
             };
-            bench::overload::run(&arguments, &*stop_flag()?)
+            bench::overload::run(&arguments, stop_flag()?)
         }
         Command::Bench(Bench {
             command: BenchCommand::Pmkv { common, choice },
-        }) => bench::pmkv::run(&common, &choice),
+        }) => bench::pmkv::run(&common, &choice, stop_flag()?),
         Command::Bench(Bench {
-            command: BenchCommand::NetChild { role },
-        }) => bench::net::child::run(&role),
+            command: BenchCommand::NetChild,
+        }) => bench::net::child::run(),
         Command::Bench(Bench {
             command: BenchCommand::Run(arguments),
-        }) => bench::plans::run(&arguments, &*stop_flag()?),
+        }) => bench::plans::run(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Gang(common),
-        }) => bench::plans::run_named("gang", "fig13", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("gang", "fig13", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Batch(common),
-        }) => bench::plans::run_named("batch", "fig17", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("batch", "fig17", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Flashlog(arguments),
-        }) => bench::flashlog::run(&arguments, &*stop_flag()?),
+        }) => bench::flashlog::run(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Restart(arguments),
-        }) => bench::life::restart(&arguments, &*stop_flag()?),
+        }) => bench::life::restart(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::SoakLog(arguments),
-        }) => bench::life::soak(&arguments, &*stop_flag()?),
+        }) => bench::life::soak(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Logs(common),
-        }) => bench::plans::run_named("logs", "logs", &common, &*stop_flag()?),
+        }) => bench::plans::run_named("logs", "logs", &common, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Figures(arguments),
-        }) => bench::plans::figures(&arguments, &*stop_flag()?),
+        }) => bench::plans::figures(&arguments, stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),
@@ -411,7 +402,7 @@ fn run_demo(arguments: Demo) -> Result<()> {
                 replication: arguments.replication.unwrap_or_else(|| "rowan".into()),
                 lease_ms: arguments.lease_ms,
             },
-            &stop_flag()?,
+            stop_flag()?,
         );
     }
     demo::run(
@@ -422,6 +413,6 @@ fn run_demo(arguments: Demo) -> Result<()> {
             engine: arguments.engine,
             logs: arguments.logs.unwrap_or(1),
         },
-        &stop_flag()?,
+        stop_flag()?,
     )
 }

@@ -4,11 +4,13 @@ use std::env::VarError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone::reload::{self, Reloader, Renewals, SetFilter, Source};
-use cyclone::{access, config, pmkv, serve, signals};
+use cyclone::signals::{self, Taken};
+use cyclone::{access, config, pmkv, serve};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Args)]
@@ -54,7 +56,7 @@ pub struct Serve {
     #[arg(long)]
     flash: Option<PathBuf>,
     /// Overrides node.flash_bytes.
-    #[arg(long)]
+    #[arg(long, value_parser = config::syntax::parse_bytes)]
     flash_bytes: Option<u64>,
     /// Overrides node.archive: directory into which committed entries are archived, for a restore
     /// to a point in time.
@@ -84,6 +86,10 @@ pub struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
+    /// Overrides node.priority_boost: whether a thread watches each loop and raises its priority
+    /// where others keep it from its CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    priority_boost: Option<bool>,
     /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
@@ -129,9 +135,10 @@ enum LogFormat {
 /// # Errors
 /// What is wrong with it; why it cannot go on.
 pub fn run(arguments: &Serve) -> Result<()> {
+    let signals = signals::take()?;
     let set_filter = write_log(arguments.log_format)?;
     if arguments.engine.as_deref() == Some("pmkv") {
-        return serve_pmkv(arguments, set_filter);
+        return serve_pmkv(arguments, set_filter, signals);
     }
     let for_pmkv = [
         ("--replication", arguments.replication.is_some()),
@@ -181,6 +188,9 @@ pub fn run(arguments: &Serve) -> Result<()> {
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
     }
+    if let Some(priority_boost) = arguments.priority_boost {
+        file.node.priority_boost = priority_boost;
+    }
     if let Some(transport) = &arguments.transport {
         file.cluster.transport.clone_from(transport);
     }
@@ -202,13 +212,13 @@ pub fn run(arguments: &Serve) -> Result<()> {
         (_, true) => serve::Beginning::Join,
         _ => serve::Beginning::None,
     };
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         serve::check(&file, beginning)?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let source = match &arguments.config {
         Some(path) => Source::Node(path.clone()),
@@ -220,7 +230,10 @@ pub fn run(arguments: &Serve) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     serve::run(&file, beginning, &stop, renewals)
 }
 
@@ -266,6 +279,7 @@ impl Serve {
             ("--logs", self.logs.is_some()),
             ("--log-threads", self.log_threads.is_some()),
             ("--polling", self.polling.is_some()),
+            ("--priority-boost", self.priority_boost.is_some()),
             ("--transport", self.transport.is_some()),
             ("--interface", self.interface.is_some()),
             ("--queues", self.queues.is_some()),
@@ -329,7 +343,16 @@ fn end_with_parent(arguments: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
+/// Whether a signal has ended the node before it made or opened anything.
+fn has_ended_early(stop: &AtomicBool) -> bool {
+    let has_ended = stop.load(Ordering::Relaxed);
+    if has_ended {
+        tracing::info!("this node has ended in order, before it opened anything");
+    }
+    has_ended
+}
+
+fn serve_pmkv(arguments: &Serve, set_filter: SetFilter, signals: Taken) -> Result<()> {
     arguments.refuse(
         &arguments.not_for_pmkv(),
         "--engine pmkv: its servers are what the cluster's file says",
@@ -348,12 +371,12 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
         protected_mode: arguments.protected_mode,
     };
     let file = pmkv::check(&serve)?;
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let reloader = Reloader::new(
         Source::Cluster(serve.config.clone()),
@@ -361,6 +384,9 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     pmkv::run(&serve, &stop, renewals)
 }

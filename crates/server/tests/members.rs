@@ -376,14 +376,34 @@ fn a_member_moves_to_another_address() {
             &[word],
         );
     };
-    refuse(&id.to_string(), &taken, "another member's");
-    refuse("77", &new.0.to_string(), "no member");
+    let holder = format!("is member {}'s: give another address", at + 1);
+    refuse(&id.to_string(), &taken, &holder);
+    let known = "77 is no member: give one of 1, 2, 3 (`ctl member list`)";
+    refuse("77", &new.0.to_string(), known);
+    for verb in ["promote", "remove"] {
+        common::refused(
+            &["ctl", "member", verb, "77", "--connect", &asked],
+            &[known],
+        );
+    }
     for nobodys in ["127.0.0.1:0", "0.0.0.0:7300", "[::]:7300", "224.0.0.1:7300"] {
         refuse(&id.to_string(), nobodys, "no machine can be reached at");
     }
     let add = ["ctl", "member", "add", "9", "--packet", "127.0.0.1:9"];
     let add = [&add[..], &["--redis", &asked, "--connect", &asked]].concat();
-    common::refused(&add, &["another member's"]);
+    let holder = format!("is member {}'s: give another address", through + 1);
+    common::refused(&add, &[&holder]);
+    let add = ["ctl", "member", "add", "2", "--packet", "127.0.0.1:9"];
+    let add = [&add[..], &["--connect", &asked]].concat();
+    common::refused(
+        &add,
+        &["id 2 has been used before; the next free one is 4: give that"],
+    );
+    let members = ["ctl", "members", "--connect", &asked];
+    common::refused(
+        &members,
+        &["engine pmkv", "--config", "`cyclone ctl member list`"],
+    );
     // Nor to where it is not yet.
     refuse(&id.to_string(), &new.0.to_string(), "does not answer at");
     let file = cluster.nodes[moved].config.clone();

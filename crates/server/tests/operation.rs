@@ -336,6 +336,74 @@ fn figures_and_the_log_can_be_read_by_machines() {
     }
 }
 
+/// Threads of a node that are called so.
+fn threads_called(pid: u32, name: &str) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    let called = |path: std::path::PathBuf| {
+        fs::read_to_string(path.join("comm")).is_ok_and(|it| it.trim_end() == name)
+    };
+    threads
+        .filter(|thread| thread.as_ref().is_ok_and(|it| called(it.path())))
+        .count()
+}
+
+/// Whether a thread of this process may raise its priority; a watchdog that may not ends.
+fn may_raise_priority() -> bool {
+    let raised = std::thread::spawn(|| rustix::process::setpriority_process(None, -20).is_ok());
+    raised.join().expect("ended")
+}
+
+/// No thread raises priorities unless the configuration or the flag says so; the flag goes first.
+#[test]
+fn watchdogs_run_only_with_priority_boost() {
+    for (test, line, arguments, watchdogs) in [
+        (5, None, &[][..], 0),
+        (6, Some("priority_boost = true"), &[], 3),
+        (7, None, &["--priority-boost"], 3),
+        (
+            8,
+            Some("priority_boost = true"),
+            &["--priority-boost", "false"],
+            0,
+        ),
+    ] {
+        if watchdogs > 0 && !may_raise_priority() {
+            println!("skipped: priorities cannot be raised here");
+            continue;
+        }
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let options = Options {
+            replicas: 1,
+            logs: 2,
+            log_threads: 2,
+            nvm_bytes: 64 << 20,
+            ..options(test)
+        };
+        let mut single = cluster(directory.path(), options);
+        if let Some(line) = line {
+            configure(&single, "node", line);
+        }
+        let mut child = started_with(&mut single, arguments);
+        single
+            .wait_for_leader(Duration::from_secs(20))
+            .expect("a leader");
+        // A thread takes its name once it runs.
+        let until = Instant::now() + Duration::from_secs(20);
+        while threads_called(child.id(), "watchdog") != watchdogs && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let found = threads_called(child.id(), "watchdog");
+        let is_logging = threads_called(child.id(), "logs-1");
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        assert_eq!(
+            (found, is_logging),
+            (watchdogs, 1),
+            "{line:?} {arguments:?}"
+        );
+    }
+}
+
 /// Clients that keep a connection and say nothing: the loop sleeps although the connection has a
 /// deadline.
 #[test]

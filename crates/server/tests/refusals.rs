@@ -305,6 +305,115 @@ fn flags_that_would_be_ignored_are_refused() {
     }
 }
 
+/// Of names the error lists those that there are.
+#[test]
+fn unknown_names_are_refused_with_those_that_are_known() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let cluster = single(directory.path(), 4);
+    let plan = directory.path().join("plan.toml");
+    let names = "figure = \"f\"\ntitle = \"t\"\npaper = \"p\"\nmachine = \"m\"\n";
+    fs::write(&plan, format!("{names}[workload]\nkees = 5\n")).expect("written");
+    let unknown_value = directory.path().join("value.toml");
+    let variant = "[[variant]]\nname = \"v\"\nsystem = \"cyclon\"\n";
+    fs::write(&unknown_value, format!("{names}{variant}")).expect("written");
+    let (plan, unknown_value) = (text(&plan), text(&unknown_value));
+    let cases: &[(&str, &[&str])] = &[
+        ("nosuch", &["serve", "demo", "ctl", "bench"]),
+        ("bench nosuch", &["put", "net", "run", "tenants"]),
+        ("ctl nosuch", &["status", "member", "snapshot"]),
+        ("ctl member nosuch", &["list", "add", "promote"]),
+        ("bench run nosuch", &["nosuch", "fig01", "ycsb-f"]),
+        (
+            "bench run fig15 --only nosuch",
+            &["nosuch", "there are", "Cyclone"],
+        ),
+        (
+            "bench figures --figure nosuch",
+            &["nosuch", "fig01", "ycsb-f"],
+        ),
+        ("bench figures --only nosuch", &["nosuch", "there are"]),
+        ("bench net --part nosuch", &["nosuch", "pinned", "steps"]),
+        (
+            "bench net --only nosuch",
+            &["nosuch", "AF_XDP + bursts", "TCP"],
+        ),
+        (
+            "bench pmkv --part nosuch",
+            &["nosuch", "throughput", "media"],
+        ),
+        ("bench pmkv --only nosuch", &["nosuch", "rowan", "tailwind"]),
+        ("bench tenants --protocol nosuch", &["nosuch", "rowan"]),
+        ("bench tenants --provider nosuch", &["nosuch", "shm"]),
+        ("bench put --engine nosuch", &["nosuch", "rocksdb"]),
+        ("bench put --polling nosuch", &["nosuch", "adaptive"]),
+        ("bench put --transport nosuch", &["nosuch", "udp"]),
+        ("bench put --security nosuch", &["nosuch", "encrypted"]),
+        ("bench overload --engine nosuch", &["nosuch", "rocksdb"]),
+        (&format!("bench run {plan}"), &["kees", "key_bytes"]),
+        (
+            &format!("bench run {unknown_value}"),
+            &["cyclon", "dragonboat"],
+        ),
+    ];
+    for (arguments, words) in cases {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        refused(&arguments, words);
+    }
+    let pin = "[node]\n";
+    for (from, to, words) in [
+        (pin, "[node]\npin_cup = 1\n", &["pin_cup", "pin_cpu"][..]),
+        (pin, "[nod]\nid = 1\n[node]\n", &["nod", "limits"]),
+        (
+            "engine = \"memory\"",
+            "engine = \"nosuch\"",
+            &["nosuch", "rocksdb"],
+        ),
+        (
+            "polling = \"adaptive\"",
+            "polling = \"nosuch\"",
+            &["nosuch", "event"],
+        ),
+        (
+            "transport = \"udp\"",
+            "transport = \"nosuch\"",
+            &["nosuch", "dpdk"],
+        ),
+        (
+            "security = \"authenticated\"",
+            "security = \"nosuch\"",
+            &["nosuch", "encrypted"],
+        ),
+        (
+            "durability = \"nvm\"",
+            "durability = \"nosuch\"",
+            &["nosuch", "flash"],
+        ),
+        (
+            "mode = \"index\"",
+            "mode = \"nosuch\"",
+            &["nosuch", "lease"],
+        ),
+        (
+            pin,
+            "[log]\nfilter = \"nosuch=debug\"\n[node]\n",
+            &["nosuch", "trace", "cyclone_replica"],
+        ),
+        (
+            pin,
+            "[log]\nfilter = \"cyclone=loud\"\n[node]\n",
+            &["loud", "trace", "cyclone_replica"],
+        ),
+    ] {
+        let path = edited(&cluster, from, to);
+        refused(&["serve", "--config", text(&path), "--check"], words);
+    }
+    let config = text(&cluster.nodes[0].config);
+    refused(
+        &["serve", "--config", config, "--flash-bytes", "64MiB"],
+        &["flash-bytes", "67108864 for 64 MiB"],
+    );
+}
+
 /// As in `cyclone bench figures --list | head -1`.
 #[test]
 fn benchmarks_end_quietly_when_their_reader_is_gone() {

@@ -234,6 +234,7 @@ impl Machine {
             polling: Polling::Event,
             pin_cpu: None,
             log_cpus: Vec::new(),
+            priority_boost: false,
             log_threads: u16::from(plan.own_loops),
             heartbeat: Duration::from_micros(plan.heartbeat_us),
             election: Duration::from_micros(plan.election_us),

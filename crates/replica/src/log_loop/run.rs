@@ -33,7 +33,7 @@ pub struct LogThread {
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
-    /// Where the replica has its own thread for it, made there.
+    /// Where the replica has its own thread for it and priorities are boosted, made there.
     watchdog: Option<Watchdog>,
 }
 
@@ -199,15 +199,15 @@ pub(crate) struct LogThreads {
 }
 
 impl LogThreads {
-    /// Starts a thread for each of these loops, which is to begin a turn at least every `patience`
-    /// while there is work; how often they had to be helped to it is added to `helped`.
+    /// Starts a thread for each of these loops. With `watch`, each is to begin a turn at least
+    /// every so long while there is work; how often they had to be helped is counted there.
     ///
     /// # Errors
     /// When the system grants no thread.
     pub(crate) fn start(
         loops: Vec<LogThread>,
         config: &Config,
-        (patience, helped): (Duration, Arc<AtomicU64>),
+        watch: Option<(Duration, Arc<AtomicU64>)>,
     ) -> io::Result<LogThreads> {
         let mut crew = LogThreads {
             stop: Arc::new(AtomicBool::new(false)),
@@ -219,12 +219,14 @@ impl LogThreads {
             let log_handoffs = own.lanes.iter().map(|lane| Arc::clone(&lane.log_handoff));
             crew.log_handoffs.extend(log_handoffs);
             let cpu = config.log_cpus.get(position).copied();
-            let helped = Arc::clone(&helped);
+            let watch = watch.clone();
             let run = move || {
                 if let Some(cpu) = cpu {
                     pin(cpu);
                 }
-                own.watch(patience, &helped);
+                if let Some((patience, helped)) = &watch {
+                    own.watch(*patience, helped);
+                }
                 // An error was reported to the replica's loop, which ends with it.
                 while !stop.load(Ordering::Relaxed) && own.turn(LONGEST_WAIT).is_ok() {}
             };

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Load, Measured, Sequence, histogram};
 use crate::cluster::LocalCluster;
+use crate::signals;
 
 /// A client of a cluster on this machine.
 pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result<Client> {
@@ -58,6 +59,7 @@ pub fn run(
             };
             sent.insert(client.submit(&operation), now);
         }
+        signals::check()?;
         poll(client, &mut done)?;
         let now = Instant::now();
         for (ticket, result) in done.drain(..) {

@@ -18,6 +18,7 @@ mod stories;
 mod timelines;
 mod traffic;
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -97,11 +98,11 @@ impl Choice {
     }
 }
 
-/// Runs it.
+/// Runs it until `stop`, the flag of [`crate::signals::stop_flag`].
 ///
 /// # Errors
-/// No shared memory, or nowhere to write to.
-pub fn run(common: &Common, choice: &Choice) -> Result<()> {
+/// No shared memory, nowhere to write to, or a signal.
+pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
     let mut report = Report::new("pmkv", common)?;
     let is_real = matches!(
         choice.part,
@@ -121,10 +122,11 @@ pub fn run(common: &Common, choice: &Choice) -> Result<()> {
         if !is_wanted || report.leaves_out(&format!("the part {part:?}")) {
             continue;
         }
+        crate::signals::check()?;
         match part {
             Part::Throughput => throughput(common, choice, &mut report)?,
             Part::Timelines => timelines::run(common, &mut report)?,
-            Part::Servers => servers::run(common, &protocols, &mut report)?,
+            Part::Servers => servers::run(common, &protocols, &mut report, stop)?,
             Part::Failover => stories::failover(common, &mut report)?,
             Part::Resharding => stories::resharding(common, &mut report)?,
             Part::Media => media::run(common, &protocols, &mut report)?,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 
@@ -12,6 +12,7 @@ use super::etcd::Etcd;
 use super::rocks::Log;
 use super::{Load, Measured, Point, native, resp, rocks};
 use crate::cluster::{LocalCluster, Options};
+use crate::signals;
 
 /// What the command line says.
 pub struct Arguments {
@@ -36,6 +37,17 @@ const ETCD: &str = "durable on the disks of a majority";
 
 /// Of one point's systems: two clusters, RocksDB twice.
 const SYSTEMS: usize = 4;
+
+/// Refuses a transport that this machine's loopback interface does not have.
+///
+/// # Errors
+/// Names those that can be given.
+pub fn check_transport(transport: &str) -> Result<()> {
+    match transport {
+        "udp" | "tcp" => Ok(()),
+        other => bail!("transport {other:?}: expected \"udp\" or \"tcp\""),
+    }
+}
 
 /// Runs all points and prints them.
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -93,6 +105,7 @@ fn points(
             if report.leaves_out(&what) {
                 continue;
             }
+            signals::check()?;
             report.progress(&format!("cyclone-native, {what}"));
             let load = Load {
                 value_bytes,

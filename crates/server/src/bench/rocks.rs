@@ -9,6 +9,7 @@ use anyhow::Result;
 
 use super::systems::rocks::open;
 use super::{Load, Measured, Sequence, histogram};
+use crate::signals;
 
 /// What RocksDB does for durability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +57,12 @@ pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
                 })
             })
             .collect();
-        std::thread::sleep(load.warm_up);
-        measuring.store(true, Ordering::Relaxed);
-        std::thread::sleep(load.measure);
+        let slept = signals::sleep(load.warm_up).and_then(|()| {
+            measuring.store(true, Ordering::Relaxed);
+            signals::sleep(load.measure)
+        });
         stop.store(true, Ordering::Relaxed);
+        slept?;
         threads
             .into_iter()
             .map(|thread| {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{Lab, PACKET_PORT, REDIS_PORT};
 use crate::bench::net::Place;
-use crate::bench::net::child::Role;
+use crate::bench::net::child::{self, Role};
 use crate::cluster::random_key;
 use crate::config::{
     Cluster, File, Limits, Log, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
@@ -126,7 +126,7 @@ impl<'a> LabCluster<'a> {
         };
         for node in 0..options.replicas {
             let file = cluster.file(node, &shared);
-            std::fs::write(cluster.config(node), toml::to_string(&file)?)?;
+            crate::durable::write_private(&cluster.config(node), &toml::to_string(&file)?)?;
         }
         match options.run {
             RunAs::Nodes => {
@@ -155,7 +155,6 @@ impl<'a> LabCluster<'a> {
                 naps: run == RunAs::Counted,
             },
         };
-        let role = serde_json::to_string(&role)?;
         let cpu = self.options.pin.first().copied();
         let mut under = Vec::new();
         if self.options.run == RunAs::Counted {
@@ -172,9 +171,8 @@ impl<'a> LabCluster<'a> {
             .map(str::to_owned)
             .to_vec();
         }
-        let arguments = ["bench", "net-child", &role];
-        let command = self.lab.command_under(0, cpu, &under, &arguments);
-        self.spawn(0, command)
+        let command = self.lab.command_under(0, cpu, &under, &child::ARGUMENTS);
+        self.spawn(0, command, |command| child::start(command, &role))
     }
 
     fn place(&self, node: usize) -> Place {
@@ -194,18 +192,21 @@ impl<'a> LabCluster<'a> {
         }
     }
 
-    fn spawn(&mut self, node: usize, mut command: Command) -> Result<()> {
+    fn spawn(
+        &mut self,
+        node: usize,
+        mut command: Command,
+        start: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<()> {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.directory.join(format!("node{}.log", node + 1)))?;
-        let child = command
+        command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start a node")?;
-        self.running[node] = Some(child);
+            .stderr(log);
+        self.running[node] = Some(start(&mut command)?);
         Ok(())
     }
 
@@ -234,6 +235,7 @@ impl<'a> LabCluster<'a> {
                 archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
                 burst: options.burst,
                 pin_cpu: options.pin.get(node).copied(),
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
@@ -283,7 +285,9 @@ impl<'a> LabCluster<'a> {
             arguments.push("--bootstrap");
         }
         let command = self.lab.command(node, None, &arguments);
-        self.spawn(node, command)
+        self.spawn(node, command, |command| {
+            command.spawn().context("cannot start a node")
+        })
     }
 
     /// Kills a node with SIGKILL and waits for its end.

@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         lease_ms: arguments.lease_ms,
         ..Shape::default()
     };
-    let place = Place::new(arguments.directory.as_deref(), "cyclone-pmkv");
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-pmkv")?;
     let directory = &place.directory;
     // Refuses what servers would refuse before anything is made.
     let mut servers = Servers::create(directory, &shape)?;

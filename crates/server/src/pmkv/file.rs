@@ -8,6 +8,7 @@
 //!   founded            there once the cluster has had a configuration (founded.rs)
 //! ```
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -39,7 +40,7 @@ const MOST_SEGMENT_BYTES: u64 = 512 << 20;
 const LEAST_SEGMENTS: u64 = 24;
 
 /// The cluster's file, the same for all servers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
     /// Where memories, their control files, sockets and the embedded store lie; no other user
@@ -97,6 +98,18 @@ pub struct ClusterFile {
     /// What the cluster was founded with, once it was.
     #[serde(skip)]
     pub founded: Option<Founded>,
+}
+
+impl fmt::Debug for ClusterFile {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterFile")
+            .field("directory", &self.directory)
+            .field("replication", &self.replication)
+            .field("copies", &self.copies)
+            .field("servers", &self.servers)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A server of the file.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use cyclone::bench::net::child::{Counted, Reach, Role};
+use cyclone::bench::net::child::{self, Counted, Reach, Role};
 use cyclone::config::hex;
 use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT, RunAs};
 
@@ -66,12 +66,8 @@ pub fn counter(
         time_ms: time.as_millis() as u64,
         value_bytes,
     };
-    let role = serde_json::to_string(&role).unwrap();
-    lab.command(3, None, &["bench", "net-child", &role])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+    let mut command = lab.command(3, None, &child::ARGUMENTS);
+    child::start(command.stdout(Stdio::piped()), &role).unwrap()
 }
 
 /// Waits for the client. What was acknowledged was counted, and nothing twice.
@@ -92,11 +88,10 @@ pub fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
 /// What a node says of itself.
 pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
     let redis = (lab.address(node), REDIS_PORT).into();
-    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
-    let output = lab
-        .command(3, None, &["bench", "net-child", &role])
-        .output()
-        .unwrap();
+    let mut command = lab.command(3, None, &child::ARGUMENTS);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = child::start(&mut command, &Role::Info { redis }).unwrap();
+    let output = started.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -180,6 +180,7 @@ impl Cluster {
         }
         let until = Instant::now() + SERVED_WITHIN;
         while !self.is_served() {
+            crate::signals::check()?;
             self.step();
             if Instant::now() > until {
                 bail!("the shards are not served after {SERVED_WITHIN:?}");

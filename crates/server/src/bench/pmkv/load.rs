@@ -221,6 +221,7 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
             pending[ticket as usize] = (since, is_put);
             sent += 1;
         }
+        crate::signals::check()?;
         cluster.step();
         take_answers(cluster, &mut answers);
         for (ticket, answer) in answers.drain(..) {

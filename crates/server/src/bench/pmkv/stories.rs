@@ -21,6 +21,7 @@ use serde_json::json;
 use super::traffic::{Hot, Traffic, timeline};
 use crate::pmkv::local::{Servers, Shape};
 use crate::pmkv::operator::Cluster;
+use crate::signals;
 
 /// How long the load lasts before something happens.
 const BEFORE: Duration = Duration::from_millis(1500);
@@ -115,14 +116,14 @@ struct Takeover {
 
 fn takeover(stage: &mut Stage, seed: u64) -> Result<Takeover> {
     stage.begin(seed);
-    std::thread::sleep(BEFORE);
+    signals::sleep(BEFORE)?;
     // No manager runs there: with one, its successor would come into office first.
     let victim = stage.servers.ids().end - 1;
     let term = stage.servers.cluster()?.term;
     let (killed, zero) = (Instant::now(), stage.now_ms());
     stage.servers.kill(victim)?;
     let (committed, served) = stage.servers.wait_until_served(term)?;
-    std::thread::sleep(AFTER);
+    signals::sleep(AFTER)?;
     let until = stage.now_ms();
     let ends = stage.end()?;
     let since = |moment: Instant| moment.duration_since(killed).as_secs_f64() * 1e3;
@@ -210,6 +211,7 @@ fn watch(stage: &Stage, before: &Cluster) -> Result<Moves> {
     let mut known = before.clone();
     let mut last = begun;
     while begun.elapsed() < PATIENCE {
+        signals::check()?;
         let cluster = stage.servers.cluster()?;
         let now = Instant::now();
         let on_the_move = cluster.migrations.iter().map(|it| it.shard);
@@ -241,7 +243,7 @@ pub(super) fn resharding(common: &Common, report: &mut Report) -> Result<()> {
     report.progress("resharding: filling the servers");
     let mut stage = Stage::set(common, 5)?;
     stage.begin(common.seed);
-    std::thread::sleep(2 * BEFORE);
+    signals::sleep(2 * BEFORE)?;
     let cluster = stage.servers.cluster()?;
     let hot = cluster.shards.len() / 2;
     let (loaded, relieved) = match cluster.shards[hot].primary {

@@ -76,6 +76,7 @@ impl Traffic {
                 submit_write(&mut lane, key, key, &mut random)?;
                 flying += 1;
             }
+            crate::signals::check()?;
             lane.poll(Duration::from_millis(100), &mut done)?;
             for Done { token, outcome } in done.drain(..) {
                 flying -= 1;

@@ -15,7 +15,7 @@ use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
 use super::lines_of;
-use crate::bench::net::child::{Reach, Role};
+use crate::bench::net::child::{self, Reach, Role};
 use crate::bench::net::drive::{Drive, Said};
 use crate::config::hex;
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
@@ -136,17 +136,9 @@ impl Running for Between {
             processes: processes.collect(),
         });
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut child = lab
-            .command(
-                replicas,
-                (cpus > 1).then_some(1),
-                &["bench", "net-child", &serde_json::to_string(&role)?],
-            )
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start the load")?;
+        let mut command = lab.command(replicas, (cpus > 1).then_some(1), &child::ARGUMENTS);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child::start(&mut command, &role)?;
         let seen = attend(&mut child, job);
         if seen.is_err() {
             // It may still be at work.
