@@ -35,7 +35,7 @@ fn one_node(directory: &Path, engine: &str, test: u16) -> LocalCluster {
         replicas: 1,
         engine: engine.to_owned(),
         nvm_bytes: 32 << 20,
-        first_port: first_port(45_000, test),
+        first_port: first_port(27_500, test),
         ..Options::default()
     };
     let mut cluster = cluster(directory, options);
