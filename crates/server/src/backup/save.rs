@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let guard = Draft::new(draft.clone())?;
     let fetched = fetch(&mut connection, &begun, &draft, arguments.mib_per_second)
         .map_err(|error| interrupted(error, arguments.connect));
-    // The node forgets it anyway, later.
+    // The node releases it in any case when the connection closes.
     let _ = snapshot()
         .arg("END")
         .arg(begun.id)

@@ -311,3 +311,6 @@ impl Batch {
         kv.write(&mut changes, Mode::Blocking)
     }
 }
+
+#[cfg(test)]
+mod tests;
