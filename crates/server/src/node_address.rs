@@ -152,8 +152,9 @@ mod tests {
     fn first_node_that_accepts_a_connection_is_chosen() {
         let listening = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listening.local_addr().expect("an address");
-        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let closed = closed.local_addr().expect("an address");
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let closed = other.local_addr().expect("an address");
+        drop(other);
         // Where it has an address of either kind, only one is listened at.
         let named = node(&format!("localhost:{}", address.port()));
         let chosen = choose(std::slice::from_ref(&named)).expect("chosen");

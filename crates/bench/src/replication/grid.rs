@@ -152,21 +152,19 @@ impl Experiment<'_> {
         let (times, crowd, repetitions) = (self.times, self.crowd(), self.repetitions());
         self.report.expect(cases.len() * (repetitions + 1));
         let budget = self.report.budget();
-        // Before the repetitions: no row is without it because the time of --quick is over.
         let short = Times {
             warm_up: Duration::from_millis(20),
             measure: Duration::from_millis(50),
         };
+        // Of the cases that were begun, in their order.
         let mut amplifications = Vec::new();
-        for case in &cases {
-            if budget.is_over() {
-                break;
-            }
-            amplifications.push(self.metered(*case, crowd, short)?);
-        }
         let is_over = |repetition| budget.ends(repetition, GRID_SHARE);
-        let results = interleaved(&cases, repetitions, is_over, |case, _| {
+        let results = interleaved(&cases, repetitions, is_over, |case, repetition| {
             let what = told(case);
+            if repetition == 0 {
+                // With the first repetition: no row is without it because the time is over.
+                amplifications.push(self.metered(*case, crowd, short)?);
+            }
             self.report.progress(&what);
             match self.run_case(*case, crowd, times, None) {
                 Ok((outcome, _)) => Ok(Some(outcome)),
@@ -174,7 +172,6 @@ impl Experiment<'_> {
             }
         })?;
         self.report.names_left_out(&cases, &results, told);
-        // The time of --quick was over before the others, which have no outcome either.
         let rows = cases.into_iter().zip(results).zip(amplifications);
         let rows = rows.map(|((case, outcomes), amplification)| Row {
             case,

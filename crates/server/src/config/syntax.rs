@@ -331,7 +331,7 @@ mod tests {
             SECRET.replace('7', "8")
         );
         let mut file: File = parse(&node(&keys)).expect("a file");
-        file.node.password = Some("1234567".into());
+        file.node.password = Some("secret word".into());
         file.cluster.members = File::from_flags(
             1,
             &["1=127.0.0.1:1".to_owned()],
@@ -348,14 +348,20 @@ mod tests {
             ..Default::default()
         };
         let mut port = cyclone_gateway::GatewayConfig::new("127.0.0.1:1".parse().expect("one"));
-        port.passwords = vec![b"1234567".to_vec()];
+        port.passwords = vec![b"secret word".to_vec()];
         let client = cyclone_client::ClientConfig::new(Vec::new(), config.client_key);
-        let cluster = "directory = \"/x\"\ntoken = \"1234567123456712\"\nservers = []\n";
+        let cluster = "directory = \"/x\"\ntoken = \"fedcfedcfedcfedc\"\nservers = []\n";
         let cluster: ClusterFile = parse(cluster).expect("a cluster");
         let said = format!("{file:?} {config:?} {access:?} {port:?} {client:?} {cluster:?}");
-        // As text, and as the numbers of the bytes: 0x77 and 0xca, 0x88 and 0xca, '1' and '2'.
+        // As text, and as the numbers of the bytes: 0x77 and 0xca, 0x88 and 0xca, 's' and 'e'.
         for secret in [
-            "7cafe", "8cafe", "1234567", "119, 202", "136, 202", "49, 50",
+            "7cafe",
+            "8cafe",
+            "secret word",
+            "fedcfedc",
+            "119, 202",
+            "136, 202",
+            "115, 101",
         ] {
             assert!(!said.contains(secret), "{secret}: {said}");
         }
