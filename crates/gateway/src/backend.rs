@@ -210,8 +210,8 @@ pub trait Backend {
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);
 
-    /// Submits a request about snapshots of the connection `client` (CLIENT ID). Answers false where
-    /// there are none: then no outcome comes.
+    /// Submits a request about snapshots of the connection `client` (CLIENT ID). Answers false
+    /// where there are none: then no outcome comes.
     fn submit_snapshot(&mut self, _ticket: u64, _client: u64, _request: SnapshotRequest) -> bool {
         false
     }

@@ -146,8 +146,8 @@ fn read_piece(path: &Path, offset: u64, length: u64) -> io::Result<Vec<u8>> {
 
 impl Node {
     /// Takes a request for a snapshot. Its answer comes back by [`Node::take_backups`] under
-    /// `ticket`. A snapshot belongs to the `client` that began it, until
-    /// [`Node::release_backups`]. What [`BackupRequest::Begin`] makes holds everything applied here so far: after a
+    /// `ticket`. A snapshot belongs to the `client` that began it, until [`Node::release_backups`].
+    /// What [`BackupRequest::Begin`] makes holds everything applied here so far: after a
     /// linearizable read that this replica answered, that is every write that was acknowledged
     /// before the read.
     pub fn backup(&mut self, ticket: Ticket, client: u64, request: BackupRequest) {
@@ -179,7 +179,8 @@ impl Node {
         std::mem::take(&mut self.backups.answers)
     }
 
-    /// The connection of `client` is closed: removes its snapshot, at once or as soon as it is made.
+    /// The connection of `client` is closed: removes its snapshot, at once or as soon as it is
+    /// made.
     pub fn release_backups(&mut self, client: u64) {
         let backups = &mut self.backups;
         if let Some(making) = backups.making.as_mut().filter(|it| it.client == client) {

@@ -183,8 +183,7 @@ impl RocksSalvage {
         after > 0 && *key <= self.ranges[after - 1].1[..]
     }
 
-    /// Looks up all keys that are in intact blocks and that are `wanted`, in order. Answers how many
-    /// are lost.
+    /// Looks up all `wanted` keys of intact blocks, in order. Answers how many are lost.
     fn visit(
         &self,
         wanted: impl Fn(&[u8]) -> bool,

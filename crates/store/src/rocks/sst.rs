@@ -1,6 +1,6 @@
 //! The keys of one of RocksDB's table files, block by block, so that a damaged block is passed over
-//! and the others are read. RocksDB's iterators end at the first damaged block, and do not say where
-//! the next one begins.
+//! and the others are read. RocksDB's iterators end at the first damaged block, and do not say
+//! where the next one begins.
 //!
 //! Reads what [`super::options`] lets RocksDB write: block-based tables of format version 5, XXH3
 //! checksums, blocks that are LZ4 or not compressed (RocksDB `table/format.cc`, `block.cc`). Values
