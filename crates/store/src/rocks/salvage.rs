@@ -39,6 +39,9 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Keys between which something is damaged, both included.
 type KeyRange = (Vec<u8>, Vec<u8>);
 
+/// What a key and its value are shown to.
+type VisitValue<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), ApplyError> + 'v;
+
 /// Keys of intact blocks whose last value a damaged block may hold.
 #[derive(Default)]
 struct LostKeys {
@@ -211,7 +214,7 @@ impl RocksSalvage {
     fn visit(
         &self,
         wanted: impl Fn(&[u8]) -> bool,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), ApplyError>,
+        visit: &mut VisitValue<'_>,
     ) -> Result<LostKeys, ApplyError> {
         let mut cursors: Vec<Cursor<'_>> = self.tables.iter().map(Cursor::new).collect();
         let mut heads = BinaryHeap::new();
