@@ -4,7 +4,8 @@ use std::path::Path;
 
 use cyclone_store::{RocksOptions, RocksSalvage};
 
-use super::{CACHE_BYTES, LIMITS, Opened, RecoverError, Report, SurvivingData};
+use super::remains::Opened;
+use super::{CACHE_BYTES, LIMITS, RecoverError, Report, SurvivingData};
 use crate::config::Engine;
 
 /// Looks for damaged blocks in all of the store.

@@ -39,6 +39,28 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Keys between which something is damaged, both included.
 type KeyRange = (Vec<u8>, Vec<u8>);
 
+/// What a key and its value are shown to.
+type VisitValue<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), ApplyError> + 'v;
+
+/// Keys of intact blocks whose last value a damaged block may hold.
+#[derive(Default)]
+struct LostKeys {
+    /// Of users.
+    keys: u64,
+    /// Records of sessions are among them.
+    has_sessions: bool,
+}
+
+impl LostKeys {
+    fn note(&mut self, key: &[u8]) {
+        match key.first() {
+            Some(&(space::DATA | space::OLD_DATA)) => self.keys += 1,
+            Some(&space::SESSION) => self.has_sessions = true,
+            _ => {}
+        }
+    }
+}
+
 /// A damaged database, opened to be read.
 pub struct RocksSalvage {
     source: Arc<DB>,
@@ -85,13 +107,10 @@ impl RocksSalvage {
             return Ok(None);
         }
         found.ranges = merged(std::mem::take(&mut found.ranges));
-        let sessions = [space::SESSION];
-        let after_sessions = [space::SESSION + 1];
-        found.damage.has_lost_sessions = (found.ranges.iter())
-            .any(|(from, to)| from[..] < after_sessions[..] && to[..] >= sessions[..]);
         found.read_places(logs)?;
         let lost = found.visit(|key| found.is_in_range(key), &mut |_, _| Ok(()))?;
-        found.damage.keys = found.damage.keys.map(|keys| keys + lost);
+        found.damage.keys = found.damage.keys.map(|keys| keys + lost.keys);
+        found.damage.has_lost_sessions |= lost.has_sessions;
         Ok(Some(found))
     }
 
@@ -113,7 +132,7 @@ impl RocksSalvage {
             let table = match Table::open(&path.join(&name)) {
                 Ok(table) => table,
                 Err(what) => {
-                    self.ranges.push((smallest, largest));
+                    self.note_range(smallest, largest);
                     self.note(name, 0, None, what);
                     continue;
                 }
@@ -121,6 +140,7 @@ impl RocksSalvage {
             let (mut blocks, first) = table.meta_damage.clone();
             let (mut read, mut what) = (0, first);
             if blocks > 0 {
+                // RocksDB may read the table without them, or refuse all of it.
                 self.ranges.push((smallest.clone(), largest));
             }
             for block in 0..table.block_count() {
@@ -129,7 +149,7 @@ impl RocksSalvage {
                     Err(error) => {
                         let (from, to) = table.bounds(block);
                         let from = from.map_or_else(|| smallest.clone(), <[u8]>::to_vec);
-                        self.ranges.push((from, to.to_vec()));
+                        self.note_range(from, to.to_vec());
                         blocks += 1;
                         what.get_or_insert(error);
                     }
@@ -142,6 +162,13 @@ impl RocksSalvage {
             self.tables.push(table);
         }
         Ok(())
+    }
+
+    /// Notes between which keys a damaged block, or file, lies.
+    fn note_range(&mut self, from: Vec<u8>, to: Vec<u8>) {
+        self.damage.has_lost_sessions |=
+            from[..] < [space::SESSION + 1][..] && to[..] >= [space::SESSION][..];
+        self.ranges.push((from, to));
     }
 
     fn note(&mut self, name: String, blocks: u64, entries: Option<u64>, what: String) {
@@ -183,19 +210,18 @@ impl RocksSalvage {
         after > 0 && *key <= self.ranges[after - 1].1[..]
     }
 
-    /// Looks up all keys that are in intact blocks and that are `wanted`, in order. Returns how
-    /// many are lost.
+    /// Looks up all `wanted` keys of intact blocks, in order. Answers how many are lost.
     fn visit(
         &self,
         wanted: impl Fn(&[u8]) -> bool,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), ApplyError>,
-    ) -> Result<u64, ApplyError> {
+        visit: &mut VisitValue<'_>,
+    ) -> Result<LostKeys, ApplyError> {
         let mut cursors: Vec<Cursor<'_>> = self.tables.iter().map(Cursor::new).collect();
         let mut heads = BinaryHeap::new();
         for (at, cursor) in cursors.iter_mut().enumerate() {
             heads.extend(cursor.next().map(|key| Reverse((key, at))));
         }
-        let (mut last, mut lost) = (None, 0);
+        let (mut last, mut lost) = (None, LostKeys::default());
         while let Some(Reverse((key, at))) = heads.pop() {
             heads.extend(cursors[at].next().map(|key| Reverse((key, at))));
             if last.as_ref() == Some(&key) || !wanted(&key) {
@@ -204,7 +230,7 @@ impl RocksSalvage {
             match get(&self.source, &key) {
                 Ok(Some(value)) => visit(&key, &value)?,
                 Ok(None) => {}
-                Err(_) if self.is_in_range(&key) => lost += 1,
+                Err(_) if self.is_in_range(&key) => lost.note(&key),
                 Err(error) => return Err(super::read_error(error, Mode::Blocking)),
             }
             last = Some(key);

@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const FOOTER_BYTES: usize = 53;
 const FORMAT_VERSION: u32 = 5;
@@ -41,9 +41,10 @@ struct DataBlock {
     separator: Vec<u8>,
 }
 
-/// A table file whose index is read.
+/// A table file whose index is read. The file is not kept open: there may be more of them than a
+/// process may open.
 pub(super) struct Table {
-    file: fs::File,
+    path: PathBuf,
     blocks: Vec<DataBlock>,
     /// Keys and deletions that its data blocks hold.
     pub(super) entries: u64,
@@ -113,7 +114,7 @@ impl Table {
         let ranges = property(b"rocksdb.num.range-deletions").unwrap_or(0);
         let blocks = index_entries(&read_block(&file, index)?, suffix_bytes);
         Ok(Table {
-            file,
+            path: path.to_owned(),
             blocks: blocks.ok_or("the index is damaged")?,
             entries: all.saturating_sub(ranges),
             meta_damage,
@@ -138,7 +139,8 @@ impl Table {
     /// # Errors
     /// A damaged block.
     pub(super) fn keys(&self, block: usize) -> Result<Vec<Vec<u8>>, Unreadable> {
-        let bytes = read_block(&self.file, self.blocks[block].handle)?;
+        let file = fs::File::open(&self.path).map_err(|error| error.to_string())?;
+        let bytes = read_block(&file, self.blocks[block].handle)?;
         let mut keys = Vec::new();
         let mut are_whole = true;
         let whole = entries(

@@ -22,7 +22,7 @@ use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, Stat
 use crate::rocks::{RocksKv, RocksOptions};
 
 /// A copy of what was readable, to which entries of the log are applied. All keys that a call
-/// writes are lost where it reads a lost one: one entry in each call loses the fewest.
+/// writes are lost where it reads a lost one. Hence each call applies one entry.
 pub struct SalvagedStore {
     machine: KvMachine<SalvagedKv>,
     copy: Arc<Copy>,

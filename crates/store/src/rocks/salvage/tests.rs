@@ -196,7 +196,7 @@ fn damaged_byte_anywhere_costs_no_more_keys_than_reported_and_changes_none() {
     assert!(lost_in_all > 0);
 }
 
-/// The first block of user data of the oldest table is damaged. Returns the store, and a key that
+/// The first block of user data of the oldest table is damaged. Answers the store, and a key that
 /// is lost.
 fn with_lost_key(place: &Path) -> (RocksSalvage, Vec<u8>, Model, u64) {
     let (model, index) = store(place);
