@@ -12,11 +12,11 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
-# What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a directory of its own and
+# What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a separate directory and
 # without RocksDB, which would be compiled twice.
 MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-packet -p cyclone-pmkv-cm \
 	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper
-# The simulator by itself has no RocksDB in it: it can be built for speed.
+# The simulator alone has no RocksDB in it: it can be built for speed.
 # The unit tests of everything below the program, without RocksDB.
 CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --lib -p cyclone-allocator -p cyclone-pmem \
 	-p cyclone-wire -p cyclone-wal -p cyclone-packet -p cyclone-consensus -p cyclone-store -p cyclone-replica -p cyclone-gateway \

@@ -22,7 +22,7 @@ offer() { # offer NAME BINARY HOW: puts a server where the benchmarks look for i
 }
 
 unpack() { # unpack PACKAGE DIRECTORY: a package of the distribution, unpacked; installed it would start a service
-    command -v apt-get >/dev/null || { say "$1 needs apt-get, or a path of its own (see the head of this script)"; return 1; }
+    command -v apt-get >/dev/null || { say "$1 needs apt-get, or its own path (see the head of this script)"; return 1; }
     say "unpacking the distribution's package $1"
     local download
     download=$(mktemp -d)

@@ -44,7 +44,7 @@ def fault(command):
     for name in chosen:
         if name not in packages:
             return f"there is no package {name}", example
-    # At the root of a workspace without a package of its own, cargo looks in all members.
+    # At the root of a workspace without its own package, cargo looks in all members.
     among = [packages[name] for name in chosen] or list(packages.values())
     owners = [package for package in among if has_example(package, example)]
     if len(owners) != 1:

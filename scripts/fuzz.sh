@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fresh random input for so many minutes (10): every property test of every crate: whatever reads bytes from others, and logs, pools and
 # engines against their models. `make test` runs the same tests with few cases each.
-# A property test is told by its arguments: plain tests have none. One that is not among the tests that were built is an error.
+# A property test is recognised by its arguments: plain tests have none. One that is not among the tests that were built is an error.
 # A failure prints the smallest input found, and the seed in a file beside the test (proptest-regressions).
 set -euo pipefail
 cd "$(dirname "$0")/.."

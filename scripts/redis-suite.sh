@@ -19,7 +19,7 @@ version=7.0.15
 archive=${CYCLONE_CACHE:-$HOME/.cache/cyclone}/redis_$version.orig.tar.gz
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# Fetches the package's archive by apt, with lists of its own: the system's remain as they are.
+# Fetches the package's archive by apt, with separate lists: the system's remain as they are.
 fetch() {
     local apt=$work/apt
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$(dirname "$archive")"

@@ -52,7 +52,7 @@ fi
 sudo=()
 [ "$(id -u)" -eq 0 ] || sudo=(sudo)
 echo "setup: installing ${missing[*]}"
-# Debian starts what it installs as a service, unless this says no: nobody asked for an etcd on this machine.
+# Debian starts what it installs as a service, unless this says no: no service is wanted on this machine.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap '"${sudo[@]}" rm -f "$policy"' EXIT

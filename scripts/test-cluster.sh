@@ -7,7 +7,7 @@
 work=$(mktemp -d)
 script=$(basename "$0" .sh)
 
-# Prints one field of the cluster's description; several values on lines of their own.
+# Prints one field of the cluster's description; several values on separate lines.
 describe() {
     "$python" -c "import json, sys; cluster = json.load(open(sys.argv[1])); print(*($1), sep='\n')" "$work/cluster.json"
 }

@@ -13,7 +13,8 @@ from pathlib import PurePath
 # caller" for "whoever", "in progress" for "under way", "reads" or "checks" for "looks at".
 PHRASES = [
     "nobody", "whoever", "under way", "for ever", "in vain", "now and then", "a moment",
-    "let(?:s|ting)? go", "go(?:es|ing)? by", "look(?:s|ed|ing)? at", "answers whether",
+    r"let(?:s|ting)? (?:(?:(?:all|an?|the) )?\w+ )?go(?! (?:on|before|first|to)\b)",
+    "go(?:es|ing)? by", "look(?:s|ed|ing)? at", "answers whether",
     "of (?:its|their) own", "by (?:itself|themselves)",
     "(?:is|are|was|were|be|been|being) told", "tell(?:s|ing)? (?:of|whether|how)",
 ]

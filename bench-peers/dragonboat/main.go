@@ -99,7 +99,7 @@ func (s *store) Scan(int, []byte, int) error {
 	return fmt.Errorf("range scans %w: its map has no order", load.ErrCannot)
 }
 
-// told marks what is dropped before anything is done: the queue is full, or nobody leads. After others nobody knows.
+// told marks what is dropped before anything is done: the queue is full, or there is no leader. After others it is unknown.
 func told(err error) error {
 	if errors.Is(err, dragonboat.ErrSystemBusy) || errors.Is(err, dragonboat.ErrClusterNotReady) {
 		return fmt.Errorf("%w: %w", load.ErrRefused, err)
@@ -145,7 +145,7 @@ func main() {
 	load.Serve(&store{host})
 }
 
-// Waits until this replica leads, asking whoever else does to hand over.
+// Waits until this replica leads, asking another leader to hand over.
 func lead(host *dragonboat.NodeHost, replica uint64) error {
 	for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(100 * time.Millisecond) {
 		leader, valid, err := host.GetLeaderID(cluster)

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Operations that may be due and not yet taken before the dispatcher has to look now and then whether there is room again: more
+// Operations that may be due and not yet taken before the dispatcher has to check whether there is room again: more
 // than workers take between two looks.
 const ahead = 1 << 16
 
 // handOut hands out the number of each operation that is due before `until` once it is due, and answers how many it handed out:
-// all of them, unless there was no room until `last`. Nobody else may send on the channel. The goroutine must then end, and its
+// all of them, unless there was no room until `last`. No other goroutine may send on the channel. The goroutine must then end, and its
 // thread with it.
 //
 // Go's own timers are late by up to a millisecond, which would be charged to the system that is measured.
 func handOut(numbers chan<- uint64, due func(uint64) time.Time, until, last time.Time) uint64 {
-	// Never unlocked: nobody else should get a thread with such timers.
+	// Never unlocked: no other goroutine should get a thread with such timers.
 	runtime.LockOSThread()
 	// If it cannot be had, sleeping is late by 50 µs more.
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_TIMERSLACK, 1, 0)

@@ -1,6 +1,6 @@
 // Package load does the operations of a trace on a store, as the Rust side of the benchmarks does: closed loop, or open loop with
 // latencies counted from when each operation was due. What was not done does not vanish: it counts by when it began or was due,
-// and only refusals, which most often come at once, are not among the latencies. It is told what to do line by line as JSON on standard input, and
+// and only refusals, which most often come at once, are not among the latencies. It receives commands line by line as JSON on standard input, and
 // answers on standard output (crates/server/src/bench/systems/gopeer.rs has the other end).
 package load
 
@@ -22,14 +22,14 @@ import (
 // Pair is a key and its value.
 type Pair struct{ Key, Value []byte }
 
-// ErrRefused is, or is wrapped in, an error after which nothing was done and nobody waited in vain.
+// ErrRefused is, or is wrapped in, an error after which nothing was done and no caller waited without an answer.
 var ErrRefused = errors.New("refused")
 
 // ErrCannot is, or is wrapped in, an error of a store that can never do what it was asked: there is nothing to measure, and
 // everything ends.
 var ErrCannot = errors.New("cannot be done here")
 
-// Store is what is measured. Its methods are called from many goroutines. After errors other than these two nobody knows
+// Store is what is measured. Its methods are called from many goroutines. After errors other than these two it is unknown
 // whether it was done.
 type Store interface {
 	// Write writes one pair, or several as an atomic batch.
@@ -89,11 +89,11 @@ var out struct {
 func say(what string, value any) {
 	out.Lock()
 	defer out.Unlock()
-	// Without a reader there is nobody to tell.
+	// Without a reader there is no receiver.
 	_ = out.Encode(map[string]any{what: value})
 }
 
-// Serve does what it is told until standard input ends.
+// Serve executes commands until standard input ends.
 func Serve(store Store) {
 	out.Encoder = json.NewEncoder(os.Stdout)
 	say("phase", "ready")
@@ -328,7 +328,7 @@ func (m *measurement) open(worker int, numbers <-chan uint64) {
 	}
 }
 
-// Does an operation that began, or was due, at a moment.
+// Does an operation that began, or was due, at a point in time.
 func (m *measurement) do(worker int, number uint64, began time.Time) {
 	err := carryOut(m.store, worker, m.task, m.ops, number)
 	end := time.Now()
@@ -345,7 +345,7 @@ func (m *measurement) do(worker int, number uint64, began time.Time) {
 	}
 }
 
-// Tells how far it is, and when the measured time begins and ends.
+// Reports its progress, and when the measured time begins and ends.
 func tell(from, until time.Time, done *atomic.Uint64, ended chan struct{}) {
 	for _, phase := range []struct {
 		name string

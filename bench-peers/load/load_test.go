@@ -84,7 +84,7 @@ func TestAStallAppearsInTheTailOfTheOpenLoop(t *testing.T) {
 	if result.Unfinished != 0 {
 		t.Errorf("%d unfinished", result.Unfinished)
 	}
-	// What was due at a moment of the stall waited for the rest of it, however late this machine is.
+	// What was due during the stall waited for the rest of it, however late this machine is.
 	for _, ms := range []uint64{10, 50, 100, 150, 190} {
 		if all, slow := recorded(result, ms); all != 400 || slow < 200-ms-2 {
 			t.Errorf("%d of %d operations took %d ms or more", slow, all, ms)

@@ -506,7 +506,7 @@ def main():
 
 
 def run(name, step):
-    """Runs a group of checks; an error nobody expected fails the group and not the run."""
+    """Runs a group of checks; an unexpected error fails the group and not the run."""
     global failures, checks
     before, start = failures, time.monotonic()
     try:

@@ -110,7 +110,7 @@ proc run_external_server_test {code overrides} {
     dict set srv stdout /dev/null
     lappend ::servers $srv
     r flushall
-    # Settings do not change at run time; a test that needs one fails by itself.
+    # Settings do not change at run time; a test that needs one fails.
     suite_run 3 $code
     set srv [lpop ::servers]
     if {[dict exists $srv client]} {

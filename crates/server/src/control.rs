@@ -188,7 +188,7 @@ enum MemberCommand {
         #[command(flatten)]
         asking: Asking,
     },
-    /// Let a replica go, for good: its id is never used again.
+    /// Remove a replica permanently: its id is never used again.
     Remove {
         /// Its id.
         id: u64,
@@ -196,8 +196,8 @@ enum MemberCommand {
         #[command(flatten)]
         asking: Asking,
     },
-    /// Let a replica go and a new one take its place, also where the old one has lost its memory:
-    /// it comes back as the new one.
+    /// Replace a replica by a new one, also where the old one has lost its memory: it comes back as
+    /// the new one.
     Replace {
         /// Who goes.
         old: u64,

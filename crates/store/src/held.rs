@@ -208,7 +208,7 @@ impl ScanSnapshots {
         }
     }
 
-    /// Lets all views go, waits for pages in progress, and lets none begin while `replace` replaces
+    /// Drops all views, waits for pages in progress, and lets none begin while `replace` replaces
     /// the state.
     pub(crate) fn without<T>(&self, replace: impl FnOnce() -> T) -> T {
         let mut snapshots = lock(&self.snapshots);

@@ -84,7 +84,7 @@ pub(crate) trait Kv: Send + Sync {
 
 /// The map as of one moment.
 pub(crate) trait View: Send {
-    /// Whether letting it go takes so long that an event loop should not.
+    /// Whether dropping it takes so long that an event loop should not.
     fn is_freed_slowly(&self) -> bool {
         false
     }

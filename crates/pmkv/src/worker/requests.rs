@@ -399,7 +399,7 @@ impl Worker {
         self.wake(look);
     }
 
-    /// Lets those go who waited for these keys and need not any more.
+    /// Wakes the requests that waited for these keys and need not any more.
     fn wake(&mut self, mut look: Vec<u64>) {
         while let Some(key) = look.pop() {
             while let Some(request) = self.keys.first(key) {
