@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use cyclone_gateway::MemberRequest as Change;
 
-use crate::{backup, change, clock, ctl, members, pmkv, resp};
+use crate::{backup, change, clock, ctl, members, pmkv, resp, upgrade};
 
 /// `cyclone ctl`.
 #[derive(Args)]
@@ -102,6 +102,13 @@ enum CtlCommand {
     Clock {
         #[command(subcommand)]
         command: ClockCommand,
+    },
+    /// Engines rocksdb and memory: end a rolling upgrade. Records the format version that all
+    /// members support; programs that support less can no longer be started.
+    FinalizeUpgrade {
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
     },
     /// Engines rocksdb and memory: backups. The state of a running cluster in a file, and a new
     /// cluster from such a file.
@@ -380,6 +387,11 @@ impl Arguments {
                 let access = &asking.access;
                 let patience = Duration::from_secs(asking.wait);
                 clock::reset(access.connect, &access.read()?, patience)
+            }
+            CtlCommand::FinalizeUpgrade { asking } => {
+                let access = &asking.access;
+                let patience = Duration::from_secs(asking.wait);
+                upgrade::finalize(access.connect, &access.read()?, patience)
             }
             CtlCommand::Member { command } => command.run(),
             CtlCommand::Snapshot { command } => command.run(),

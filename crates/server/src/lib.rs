@@ -25,3 +25,4 @@ pub mod serve;
 pub mod signals;
 pub mod told;
 mod trim;
+pub mod upgrade;
