@@ -1,5 +1,5 @@
-//! The cluster's format version (docs/adr/0088): which one is recorded, what it allows to write, and
-//! raising it.
+//! The cluster's format version (docs/adr/0088): which one is recorded, what it allows to write,
+//! and raising it.
 //!
 //! Whoever leads all logs asks every member which version its program supports, and writes the new
 //! version into log 0 only when all have answered:

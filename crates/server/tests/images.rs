@@ -141,8 +141,8 @@ fn tar(arguments: &[&str]) {
     assert!(status.success(), "tar {arguments:?}");
 }
 
-/// Runs a node of the program given by `CYCLONE_IMAGES_PROGRAM`, and packs what it leaves when it is
-/// killed.
+/// Runs a node of the program given by `CYCLONE_IMAGES_PROGRAM`, and packs what it leaves when it
+/// is killed.
 fn write_image(image: &Image, program: &Path, out: &Path) {
     let temporary = tempfile::tempdir().expect("temporary directory");
     let directory = temporary.path().join("image");

@@ -1,5 +1,5 @@
-//! The cluster's format version, with real processes: it is recorded when all members support it, in
-//! the store, in `ENGINE` and in what `ctl` and INFO show, and a program that does not support it is
+//! The cluster's format version, with real processes: it is recorded when all members support it,
+//! in the store, in `ENGINE` and in what `ctl` and INFO show. A program that does not support it is
 //! refused.
 
 mod common;
