@@ -24,7 +24,7 @@ CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --
 FAST := --profile sim --locked -p cyclone-sim
 SIM := $(TARGET)/sim/cyclone-sim
 
-.PHONY: check stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
+.PHONY: check images stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
 	bench-peers redis-suite clean setup setup-tests build fmt lint layout unit system deny
 
 demo: build
@@ -114,6 +114,11 @@ soak-log: build
 mutants: setup
 	cargo build $(FAST) --features planted --target-dir $(TARGET)/planted
 	$(TARGET)/planted/sim/cyclone-sim mutants
+
+# Writes the images of a release's formats by that release's PROGRAM, for the test target `images`.
+PROGRAM ?= $(BIN)
+images:
+	CYCLONE_IMAGES_PROGRAM=$(abspath $(PROGRAM)) cargo test $(WORKSPACE) --test images -- --ignored write_images
 
 # Unmodified Redis clients against a real cluster.
 system:

@@ -32,9 +32,13 @@ pub enum Outcome {
     Full,
     /// Refused for this reason; nothing was done. Answered with `-ERR` and the text.
     Refused(String),
-    /// A change of the members would leave no majority that the leader hears from; nothing was
-    /// done. Answered with `-NOQUORUM` and the text.
-    NoQuorum(String),
+    /// The same with a code that programs decide by, in place of `ERR`.
+    RefusedWithCode {
+        /// One word of capital letters.
+        code: &'static str,
+        /// The text behind it.
+        reason: String,
+    },
 }
 
 /// What a client may ask about snapshots.
@@ -231,6 +235,13 @@ pub trait Backend {
     /// Submits that the state's clock be set to the time that a majority of the nodes agree on.
     /// Answers false where there is no such clock: then no outcome comes.
     fn submit_clock_reset(&mut self, _ticket: u64) -> bool {
+        false
+    }
+
+    /// Submits that the cluster's format version be raised to the highest that all members support;
+    /// the answer is an array of the version before and the version now. Answers false where no
+    /// version is recorded: then no outcome comes.
+    fn submit_finalize_upgrade(&mut self, _ticket: u64) -> bool {
         false
     }
 

@@ -456,7 +456,9 @@ fn held(outcome: &Outcome) -> usize {
     }
     let behind = match outcome {
         Outcome::Done(reply) => behind(reply),
-        Outcome::Refused(reason) | Outcome::NoQuorum(reason) => reason.capacity() + BLOCK,
+        Outcome::Refused(reason) | Outcome::RefusedWithCode { reason, .. } => {
+            reason.capacity() + BLOCK
+        }
         _ => 0,
     };
     size_of::<Outcome>() + behind
@@ -495,7 +497,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
         }
         Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
         Outcome::Refused(reason) => encode::error(out, format!("ERR {reason}")),
-        Outcome::NoQuorum(reason) => encode::error(out, format!("NOQUORUM {reason}")),
+        Outcome::RefusedWithCode { code, reason } => encode::error(out, format!("{code} {reason}")),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }

@@ -202,7 +202,8 @@ impl MemoryBackend {
             | Operation::Sweep { .. }
             | Operation::Members { .. }
             | Operation::Record { .. }
-            | Operation::SetClock { .. } => Reply::Ok,
+            | Operation::SetClock { .. }
+            | Operation::SetFormatVersion { .. } => Reply::Ok,
             Operation::SetExpiring {
                 key,
                 value,

@@ -444,7 +444,10 @@ fn elsewhere_and_nowhere() {
                 "-UNKNOWN outcome: leadership changed before the change was confirmed; give the command again\r\n",
             ),
             (
-                Some(Outcome::NoQuorum("only 1 of 3".into())),
+                Some(Outcome::RefusedWithCode {
+                    code: "NOQUORUM",
+                    reason: "only 1 of 3".into(),
+                }),
                 "-NOQUORUM only 1 of 3\r\n",
             ),
             (Some(Outcome::Refused("why".into())), "-ERR why\r\n"),

@@ -150,7 +150,8 @@ impl Node {
         self.report_clock();
         self.store.tick(self.now.steady_us);
         self.note_mark();
-        if self.membership_housekeeping() {
+        let proposed = self.membership_housekeeping();
+        if self.upgrade_housekeeping()? || proposed {
             // What was proposed is durable when the step is over, as everything is.
             self.advance()?;
         }

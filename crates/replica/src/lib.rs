@@ -12,6 +12,7 @@
 //!     Bootstrap      founding, and recovering after a loss of storage   bootstrap/
 //!     Membership     who takes part, and changing it in all logs         membership.rs
 //!     Contacts       which members answer                                contacts.rs
+//!     Upgrade        the cluster's format version, and raising it        upgrade.rs
 //!     send           one datagram per peer for all logs                  send.rs
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
@@ -72,6 +73,7 @@ mod snapshot;
 mod start;
 mod status;
 mod ticking;
+mod upgrade;
 mod wall_clocks;
 mod watchdog;
 mod workers;
@@ -96,3 +98,4 @@ pub use requests::{Outcome, Ticket};
 pub use run::{BusyPoller, COMPANION, EventSource, Reactor, now};
 pub use start::StartError;
 pub use status::{Counters, LogStatus, Status};
+pub use upgrade::UpgradeError;

@@ -340,7 +340,7 @@ impl Node {
     }
 
     /// Leader: whether it has applied all records of earlier leaders.
-    fn has_current_record(&self) -> bool {
+    pub(crate) fn has_current_record(&self) -> bool {
         let home = &self.logs[0];
         home.applied_term == home.group.term()
     }

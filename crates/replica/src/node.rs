@@ -43,6 +43,7 @@ use crate::slow::{LeadershipEpoch, SlowReads};
 use crate::snapshot::{SNAPSHOTS, Snapshots};
 use crate::status::Counters;
 use crate::ticking::TickTimer;
+use crate::upgrade::Upgrade;
 use crate::wall_clocks::ClockReports;
 use crate::workers::Workers;
 
@@ -125,6 +126,7 @@ pub struct Node {
     pub(crate) archive: Option<Archive>,
     pub(crate) membership: Membership,
     pub(crate) contacts: Contacts,
+    pub(crate) upgrade: Upgrade,
     pub(crate) bootstrap: Bootstrap,
     /// Reports that have come and were not read yet, and who has sent them.
     pub(crate) bootstrap_inbox: Vec<(u64, Vec<u8>)>,
@@ -201,6 +203,7 @@ impl Node {
         Ok(Node {
             membership: Membership::new(&config),
             contacts: Contacts::default(),
+            upgrade: Upgrade::default(),
             bootstrap,
             bootstrap_inbox: Vec::new(),
             began_at: logs.iter().map(|log| log.group.last_index()).collect(),
@@ -431,6 +434,7 @@ impl Node {
         };
         let timers = self.ticking.deadline_us().min(retry);
         let timers = timers.min(self.flash_deadline_us());
+        let timers = timers.min(self.upgrade_deadline_us());
         let first = self
             .port
             .next_timeout()

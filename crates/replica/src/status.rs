@@ -3,6 +3,7 @@
 
 use cyclone_consensus::{FlashStatus, Role};
 use cyclone_store::WorkDone;
+use cyclone_wire::format_version::FormatVersion;
 
 use crate::archive::ArchiveStatus;
 use crate::flash::Durability;
@@ -196,6 +197,8 @@ pub struct Status {
     /// This machine's wall clock less the time that a majority of the voters' clocks agree on, in
     /// milliseconds, where that is known.
     pub clock_offset_ms: Option<i64>,
+    /// The format version that the cluster has recorded.
+    pub format_version: FormatVersion,
     /// Scans that hold a snapshot now.
     pub held_snapshots: u64,
     /// Snapshots held for `ctl snapshot save`, also while they are made: 0 or 1.
@@ -281,6 +284,7 @@ impl Node {
             store_waits_us: self.without_progress_us().0,
             flash_waits_us: self.without_progress_us().1,
             clock_offset_ms: self.clock_offset_ms(),
+            format_version: self.format_version(),
             held_snapshots: self.store.held_snapshots() as u64,
             held_backups: self.held_backups(),
             work_done: self.store.work_done(),

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use cyclone_gateway::MemberRequest as Change;
 
 use crate::node_address::{self, ChosenNode, NodeAddress};
-use crate::{backup, change, clock, ctl, members, pmkv, resp};
+use crate::{backup, change, clock, ctl, members, pmkv, resp, upgrade};
 
 /// `cyclone ctl`.
 #[derive(Args)]
@@ -115,6 +115,13 @@ enum CtlCommand {
     Clock {
         #[command(subcommand)]
         command: ClockCommand,
+    },
+    /// Engines rocksdb and memory: end a rolling upgrade. Records the format version that all
+    /// members support; programs that support less can no longer be started.
+    FinalizeUpgrade {
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
     },
     /// Engines rocksdb and memory: backups. The state of a running cluster in a file, and a new
     /// cluster from such a file.
@@ -398,6 +405,11 @@ impl Arguments {
                 let (connect, access) = asking.access.read()?;
                 let patience = Duration::from_secs(asking.wait);
                 clock::reset(connect, &access, patience)
+            }
+            CtlCommand::FinalizeUpgrade { asking } => {
+                let (connect, access) = asking.access.read()?;
+                let patience = Duration::from_secs(asking.wait);
+                upgrade::finalize(connect, &access, patience)
             }
             CtlCommand::Member { command } => command.run(),
             CtlCommand::Snapshot { command } => command.run(),

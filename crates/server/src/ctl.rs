@@ -27,6 +27,10 @@ struct NodeStatus {
     reached: Reached,
     log_used_bytes: u64,
     log_capacity_bytes: u64,
+    /// The format version that the cluster has recorded; 0: the node does not say.
+    format_version_recorded: u64,
+    /// The highest that the node's program supports; 0: it does not say.
+    format_version_supported: u64,
     durability: String,
     survives: String,
     region: String,
@@ -268,6 +272,8 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         reached: first.map(|log| log.reached.clone()).unwrap_or_default(),
         log_used_bytes: first.map_or(0, |log| log.used_bytes),
         log_capacity_bytes: first.map_or(0, |log| log.capacity_bytes),
+        format_version_recorded: number("cyclone_format_version_recorded"),
+        format_version_supported: number("cyclone_format_version_supported"),
         durability: text("cyclone_durability"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
@@ -398,6 +404,7 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             );
         }
     }
+    print_format_versions(&nodes);
     let is_ahead = |log: &LogStatus| log.reached.clock_offset_ms > CLOCK_AHEAD_MS;
     if nodes.iter().any(|node| node.logs.iter().any(is_ahead)) {
         println!(
@@ -413,6 +420,31 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The recorded format version, and each node's where its program supports another one. Programs of
+/// version 1 do not say.
+fn print_format_versions(nodes: &[NodeStatus]) {
+    let reached = || nodes.iter().filter(|node| node.reachable);
+    let supported = |node: &NodeStatus| node.format_version_supported.max(1);
+    let recorded = reached().map(|node| node.format_version_recorded.max(1));
+    let Some(recorded) = recorded.max() else {
+        return;
+    };
+    println!("format version {recorded}");
+    for node in reached().filter(|node| supported(node) != recorded) {
+        println!(
+            "node {} supports format version {}",
+            node.id,
+            supported(node)
+        );
+    }
+    let has_all = nodes
+        .iter()
+        .all(|node| node.reachable && supported(node) > recorded);
+    if has_all {
+        println!("after the upgrade of all members: ctl finalize-upgrade");
+    }
 }
 
 /// What is wrong with a node's store, and what helps.

@@ -26,3 +26,4 @@ pub mod resp;
 pub mod serve;
 pub mod signals;
 mod trim;
+pub mod upgrade;

@@ -21,6 +21,7 @@ use cyclone_replica::{
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
+use cyclone_wire::format_version::FormatVersion;
 use cyclone_wire::reply::Reply;
 use mio::event::Event;
 
@@ -32,6 +33,11 @@ use crate::trim::Trimmer;
 pub(crate) use checks::warn_of_few_files;
 pub use checks::{Checked, check};
 use cpus::{allowed_cpus, cpus_behind, pin};
+
+/// How often a new cluster's format version is tried to be recorded: by its leader, for as long as
+/// a founder does not answer; and by a node that does not lead yet.
+const RAISE_US: u64 = 10_000_000;
+const LEADERLESS_US: u64 = 100_000;
 
 /// The gateway as the loop's companion.
 struct Redis {
@@ -179,6 +185,11 @@ impl Backend for NodeBackend<'_> {
         true
     }
 
+    fn submit_finalize_upgrade(&mut self, ticket: u64) -> bool {
+        self.node.finalize_upgrade(ticket);
+        true
+    }
+
     fn route(&self, slot: u16) -> Route {
         let own = self.node.config().id;
         let redis_of = |id: u64| {
@@ -271,6 +282,15 @@ impl Backend for NodeBackend<'_> {
             ("removed", u64::from(self.node.is_removed())),
         ] {
             ours.push((format!("cyclone_{name}"), value.to_string()));
+        }
+        for (name, version) in [
+            ("recorded", status.format_version),
+            ("supported", FormatVersion::CURRENT),
+        ] {
+            ours.push((
+                format!("cyclone_format_version_{name}"),
+                version.to_string(),
+            ));
         }
         if let Some(offset_ms) = status.clock_offset_ms {
             ours.push(("cyclone_clock_offset_ms".to_owned(), offset_ms.to_string()));
@@ -472,8 +492,19 @@ impl Redis {
             work += 1;
             let outcome = match error {
                 error if error.is_temporary() => Outcome::Busy,
-                MemberError::NoMajority { .. } => Outcome::NoQuorum(error.to_string()),
+                MemberError::NoMajority { .. } => Outcome::RefusedWithCode {
+                    code: "NOQUORUM",
+                    reason: error.to_string(),
+                },
                 error => Outcome::Refused(error.to_string()),
+            };
+            self.gateway.complete(ticket, outcome);
+        }
+        for (ticket, error) in node.take_upgrade_refusals() {
+            work += 1;
+            let outcome = Outcome::RefusedWithCode {
+                code: error.code(),
+                reason: error.to_string(),
             };
             self.gateway.complete(ticket, outcome);
         }
@@ -524,9 +555,29 @@ struct LoopServices {
     figures: Option<Arc<MetricsExchange>>,
     /// What was read again for the Redis port.
     renewals: Arc<Renewals>,
+    /// The format version that the file `ENGINE` names.
+    noted_version: FormatVersion,
+    /// A new cluster's version is not raised before.
+    next_raise_us: u64,
 }
 
 impl LoopServices {
+    /// Names a format version in the data directory once it is recorded, so that older programs are
+    /// refused there. Of a new cluster the directory names it first: whoever leads then records it.
+    fn follow_format_version(&mut self, now: Now, node: &mut Node) {
+        let recorded = node.format_version();
+        if recorded > self.noted_version {
+            let config = node.config();
+            self.noted_version = engine::note(&config.data, config.engine, recorded);
+        } else if recorded < self.noted_version && now.steady_us >= self.next_raise_us {
+            let pause_us = match node.raise_format_version() {
+                true => RAISE_US,
+                false => LEADERLESS_US,
+            };
+            self.next_raise_us = now.steady_us + pause_us;
+        }
+    }
+
     /// Answers who asks for figures.
     fn tell(&self, node: &Node) {
         let Some(desk) = self.figures.as_ref().filter(|desk| desk.is_asked()) else {
@@ -550,6 +601,7 @@ impl EventSource for LoopServices {
 
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         self.tell(node);
+        self.follow_format_version(now, node);
         match &mut self.redis {
             Some(redis) => {
                 self.renewals.apply(&mut redis.gateway);
@@ -631,8 +683,10 @@ pub fn run(
         }
     };
     let (data, engine) = (config.data.clone(), config.engine);
+    let first_version = engine::first_version(&config)?;
     let mut node = Node::start(config, reactor.waker())?;
-    engine::note(&data, engine);
+    let version = first_version.max(node.format_version());
+    let noted_version = engine::note(&data, engine, version);
     if is_recovered {
         recover::forget(&data);
     }
@@ -646,6 +700,8 @@ pub fn run(
         redis,
         figures,
         renewals,
+        noted_version,
+        next_raise_us: 0,
     };
     reactor.run(&mut node, &mut doors, stop)?;
     tracing::info!("this node has ended in order");

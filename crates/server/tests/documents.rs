@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use cyclone_wire::format_version::FormatVersion;
+
 /// Subcommands that a reader may type.
 const SUBCOMMANDS: [&str; 5] = ["serve", "demo", "ctl", "log", "bench"];
 
@@ -110,4 +112,38 @@ fn printed_commands_are_taken() {
     }
     assert!(checked > 50, "{checked} commands");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each release has its commit and the version of its formats, which this program supports, and has
+/// left images of them.
+#[test]
+fn releases_name_format_versions_that_are_supported() {
+    let text = std::fs::read_to_string("../../docs/releases.toml").expect("releases");
+    let releases: toml::Table = toml::from_str(&text).expect("TOML");
+    let releases = releases["release"].as_array().expect("a list");
+    let mut before = (String::new(), 0);
+    for release in releases {
+        let field = |name: &str| release[name].as_str().expect("text").to_owned();
+        let version = field("version");
+        let commit = field("commit");
+        let is_hash = commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit());
+        assert!(is_hash, "{version}: commit {commit:?}");
+        let format = release["format_version"].as_integer().expect("a number");
+        let number = u32::try_from(format).expect("a version");
+        let known = FormatVersion::new(number).expect("a version");
+        assert!(
+            known <= FormatVersion::CURRENT,
+            "{version}: format version {known}"
+        );
+        let now = (field("date"), number);
+        assert!(before <= now, "{version} stands before an older release");
+        before = now;
+        let images = Path::new("tests/images").join(&version);
+        assert!(
+            images.is_dir(),
+            "{} is missing: make images",
+            images.display()
+        );
+    }
+    assert!(!releases.is_empty());
 }

@@ -355,9 +355,10 @@ impl<'a> Overlay<'a> {
             } => return self.batch(expectations, operations),
             Operation::Sweep { limit } => return self.sweep(limit.min(MAX_SWEEP) as usize),
             // Handled by the machine: they concern its books, not its keys.
-            Operation::Members { .. } | Operation::Record { .. } | Operation::SetClock { .. } => {
-                Reply::Failed(Failure::Unsupported)
-            }
+            Operation::Members { .. }
+            | Operation::Record { .. }
+            | Operation::SetClock { .. }
+            | Operation::SetFormatVersion { .. } => Reply::Failed(Failure::Unsupported),
         };
         Ok(reply)
     }

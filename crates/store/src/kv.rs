@@ -107,7 +107,8 @@ pub(crate) mod space {
     pub(crate) const DATA_END: u8 = b'l';
     /// Applied index, term and clock per log: `m`, log (u16 BE) → index, term, clock in ms (u64
     /// LE). Memberships (`membership.rs`): `m`, log (u16 BE), 1 → entry index (u64 LE), membership;
-    /// `m`, 0, 0, 2 → number (u64 LE), the cluster's record.
+    /// `m`, 0, 0, 2 → number (u64 LE), the cluster's record; `m`, 0, 0, 3 → format version (u32
+    /// LE).
     pub(crate) const META: u8 = b'm';
     /// Session records: `s`, log (u16 BE), session (u64 BE), entry index (u64 BE).
     pub(crate) const SESSION: u8 = b's';

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_wire::command::Query;
+use cyclone_wire::format_version::FormatVersion;
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::Reply;
 
@@ -472,6 +473,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
 
     fn keeps_members(&self) -> bool {
         true
+    }
+
+    fn format_version(&self) -> FormatVersion {
+        self.membership.format_version()
     }
 
     fn clock_ms(&self, log: u16) -> u64 {

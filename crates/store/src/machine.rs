@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{LockResult, PoisonError, TryLockError};
 
 use cyclone_wire::command::Query;
+use cyclone_wire::format_version::FormatVersion;
 use cyclone_wire::reply::Reply;
 
 /// Whether a call may wait for the device.
@@ -237,6 +238,12 @@ pub trait StateMachine: Send + Sync {
     /// changed.
     fn keeps_members(&self) -> bool {
         false
+    }
+
+    /// The format version that the cluster has recorded, as applied so far. It is also the one of
+    /// state machines that keep none.
+    fn format_version(&self) -> FormatVersion {
+        FormatVersion::V1
     }
 
     /// Applied index and term of one log.

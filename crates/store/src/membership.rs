@@ -1,10 +1,12 @@
-//! What the state machine keeps for the replicas themselves: each log's membership, and the
-//! cluster's record of its members. Both are written with the entries that bring them, so a
-//! checkpoint holds what belongs to its applied indexes.
+//! What the state machine keeps for the replicas themselves: each log's membership, the cluster's
+//! record of its members, and its format version. All are written with the entries that bring them,
+//! so a checkpoint holds what belongs to its applied indexes.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cyclone_wire::codec::Write;
+use cyclone_wire::format_version::{FormatVersion, UnsupportedFormat};
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::kv::{Kv, space};
@@ -14,6 +16,8 @@ use crate::session::SessionChanges;
 const MEMBERS: u8 = 1;
 const RECORD: u8 = 2;
 const RECORD_KEY: [u8; 4] = [space::META, 0, 0, RECORD];
+const FORMAT: u8 = 3;
+const FORMAT_KEY: [u8; 4] = [space::META, 0, 0, FORMAT];
 
 /// A number (an entry's index, the record's number) and bytes.
 type Numbered = Option<(u64, Vec<u8>)>;
@@ -40,10 +44,16 @@ pub(crate) fn members(log: u16, index: u64, bytes: &[u8]) -> (Vec<u8>, Vec<u8>) 
     (members_key(log).to_vec(), value(index, bytes))
 }
 
+fn unsupported(error: UnsupportedFormat) -> ApplyError {
+    ApplyError::Fatal(error.to_string())
+}
+
 /// What has been applied, as the store has it.
 pub(crate) struct MembershipStore {
     members: Vec<Mutex<Numbered>>,
     record: Mutex<Numbered>,
+    /// The number of the recorded format version.
+    format: AtomicU32,
 }
 
 fn get(of: &Mutex<Numbered>) -> Numbered {
@@ -59,6 +69,7 @@ impl MembershipStore {
         MembershipStore {
             members: (0..logs).map(|_| Mutex::new(None)).collect(),
             record: Mutex::new(None),
+            format: AtomicU32::new(FormatVersion::V1.number()),
         }
     }
 
@@ -71,8 +82,17 @@ impl MembershipStore {
     /// Reads all from the store.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When it cannot be read, and when it is of a format version that this program does not
+    /// support.
     pub(crate) fn load(&self, kv: &dyn Kv) -> Result<(), ApplyError> {
+        let version = match kv.get(&FORMAT_KEY, Mode::Blocking)? {
+            None => FormatVersion::V1,
+            Some(value) => FormatVersion::decode(&value).map_err(|error| {
+                ApplyError::Fatal(format!("the recorded format version is damaged: {error}"))
+            })?,
+        };
+        version.check_supported().map_err(unsupported)?;
+        self.format.store(version.number(), Ordering::Release);
         let read = |key: [u8; 4]| -> Result<Numbered, ApplyError> {
             match kv.get(&key, Mode::Blocking)? {
                 None => Ok(None),
@@ -105,11 +125,42 @@ impl MembershipStore {
         Reply::Ok
     }
 
+    /// Executes [`cyclone_wire::command::Operation::SetFormatVersion`].
+    ///
+    /// # Errors
+    /// This program does not support the version: nothing may be applied from here on.
+    pub(crate) fn raise_format_version(
+        &self,
+        changes: &mut SessionChanges,
+        version: FormatVersion,
+    ) -> Result<Reply, ApplyError> {
+        version.check_supported().map_err(unsupported)?;
+        let mut earlier = changes.puts.iter().rev();
+        let earlier = earlier.find(|(key, _)| key[..] == FORMAT_KEY);
+        let before = match earlier {
+            Some((_, value)) => FormatVersion::decode(value).unwrap_or(self.format_version()),
+            None => self.format_version(),
+        };
+        let now = before.max(version);
+        if now > before {
+            let mut value = Vec::new();
+            now.encode(&mut value);
+            changes.puts.push((FORMAT_KEY.to_vec(), value));
+        }
+        let numbers = [before, now].map(|it| Reply::Int(i64::from(it.number())));
+        Ok(Reply::Array(numbers.to_vec()))
+    }
+
     /// A call's changes have been written.
     pub(crate) fn note(&self, changes: &SessionChanges) {
         for (key, value) in &changes.puts {
             match key[..] {
                 [space::META, 0, 0, RECORD] => set(&self.record, read_value(value)),
+                [space::META, 0, 0, FORMAT] => {
+                    if let Ok(version) = FormatVersion::decode(value) {
+                        self.format.store(version.number(), Ordering::Release);
+                    }
+                }
                 [space::META, high, low, MEMBERS] => {
                     let log = u16::from_be_bytes([high, low]);
                     if let Some(members) = self.members.get(usize::from(log)) {
@@ -130,6 +181,11 @@ impl MembershipStore {
     pub(crate) fn record(&self) -> Numbered {
         get(&self.record)
     }
+
+    /// The format version that the cluster has recorded.
+    pub(crate) fn format_version(&self) -> FormatVersion {
+        FormatVersion::new(self.format.load(Ordering::Acquire)).unwrap_or(FormatVersion::V1)
+    }
 }
 
 #[cfg(test)]
@@ -138,6 +194,7 @@ mod tests {
     use cyclone_wire::command::{Command, Operation};
 
     use super::*;
+    use crate::kv::Change;
     use crate::machine::{EntryInput, StateMachine};
     use crate::{FakeDisk, KvMachine, Limits};
 
@@ -171,6 +228,94 @@ mod tests {
         }];
         let mut applied = machine.apply(log, &input, Mode::Blocking).expect("applied");
         applied.replies.remove(0)
+    }
+
+    fn set_version(version: FormatVersion) -> Operation<'static> {
+        Operation::SetFormatVersion { version }
+    }
+
+    fn versions(before: FormatVersion, now: FormatVersion) -> Reply {
+        Reply::Array(
+            [before, now]
+                .map(|it| Reply::Int(i64::from(it.number())))
+                .to_vec(),
+        )
+    }
+
+    #[test]
+    fn format_version_is_raised_once_and_kept() {
+        let (v1, v2) = (FormatVersion::V1, FormatVersion::V2);
+        let disk = FakeDisk::default();
+        let first = machine(&disk);
+        assert_eq!(first.format_version(), v1);
+        let replies = apply(
+            &first,
+            0,
+            1,
+            &[set_version(v2), set_version(v2), set_version(v1)],
+        );
+        assert_eq!(
+            replies,
+            [versions(v1, v2), versions(v2, v2), versions(v2, v2)]
+        );
+        assert_eq!(first.format_version(), v2);
+        let directory = tempfile::tempdir().expect("a directory");
+        let checkpoint = directory.path().join("checkpoint");
+        first.checkpoint(&checkpoint).expect("a checkpoint");
+        first.flush().expect("flushed");
+        drop(first);
+        disk.crash(0);
+        let again = machine(&disk);
+        assert_eq!(again.format_version(), v2);
+        assert_eq!(apply(&again, 0, 2, &[Operation::FlushAll]), [Reply::Ok]);
+        assert_eq!(again.format_version(), v2);
+        let other = machine(&FakeDisk::default());
+        other.install(&checkpoint).expect("installed");
+        assert_eq!(other.format_version(), v2);
+    }
+
+    #[test]
+    fn a_format_version_above_the_supported_one_is_neither_applied_nor_opened() {
+        let newer = FormatVersion::CURRENT.number() + 1;
+        let newer = FormatVersion::new(newer).expect("a version");
+        let told = |error: ApplyError| {
+            assert!(matches!(error, ApplyError::Fatal(_)), "{error:?}");
+            let told = error.to_string();
+            let recorded = format!("recorded format version {newer}");
+            let supported = format!("supports up to {}", FormatVersion::CURRENT);
+            assert!(
+                told.contains(&recorded) && told.contains(&supported),
+                "{told}"
+            );
+        };
+        let disk = FakeDisk::default();
+        let machine = machine(&disk);
+        let payload = entry(&[set_version(newer)]);
+        let input = [EntryInput {
+            index: 1,
+            term: 1,
+            payload: &payload,
+            wants_replies: true,
+        }];
+        told(machine.apply(0, &input, Mode::Blocking).expect_err("newer"));
+        assert_eq!(machine.applied(0), (0, 0));
+        drop(machine);
+        let kv = disk.open(|| false);
+        let mut value = Vec::new();
+        newer.encode(&mut value);
+        let mut changes = [Change::Put(&FORMAT_KEY, &value)].into_iter();
+        kv.write(&mut changes, Mode::Blocking).expect("written");
+        kv.flush().expect("flushed");
+        drop(kv);
+        let limits = Limits {
+            max_value_bytes: 100,
+            max_sessions: 10,
+        };
+        told(
+            KvMachine::open(disk.open(|| false), 2, limits)
+                .err()
+                .expect("newer"),
+        );
     }
 
     /// One change of the record succeeds, even if others tried the same at the same time; what was

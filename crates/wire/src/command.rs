@@ -4,6 +4,7 @@
 //! where it is applied, never where it is received: that makes read-modify-write commands
 //! linearizable and lets every replica decide alike. Byte layouts: docs/formats.md, "Commands".
 
+use crate::format_version::FormatVersion;
 use crate::long_double::LongDouble;
 
 /// A session's claim on one command: the pair (client, seq) is executed at most once.
@@ -250,6 +251,13 @@ pub enum Operation<'a> {
         /// The time, in milliseconds since 1970.
         time_ms: u64,
     },
+    /// Raises the cluster's recorded format version; one that is not higher changes nothing.
+    /// Answers an array of the version before and the version now. A replica whose program does not
+    /// support the version applies nothing from here on. Only replicas make these, in log 0.
+    SetFormatVersion {
+        /// The version.
+        version: FormatVersion,
+    },
 }
 
 impl Operation<'_> {
@@ -257,7 +265,10 @@ impl Operation<'_> {
     pub fn is_of_replicas(&self) -> bool {
         matches!(
             self,
-            Operation::Members { .. } | Operation::Record { .. } | Operation::SetClock { .. }
+            Operation::Members { .. }
+                | Operation::Record { .. }
+                | Operation::SetClock { .. }
+                | Operation::SetFormatVersion { .. }
         )
     }
 }

@@ -10,6 +10,7 @@ use std::borrow::Cow;
 
 use crate::codec::{DecodeError, Reader, Write};
 use crate::command::{Command, Condition, Operation, Query, SessionTag};
+use crate::format_version::FormatVersion;
 use crate::long_double::LongDouble;
 
 mod tag {
@@ -34,6 +35,7 @@ mod tag {
     pub const RECORD: u8 = 18;
     pub const INCR_BY_LONG_DOUBLE: u8 = 19;
     pub const SET_CLOCK: u8 = 20;
+    pub const SET_FORMAT_VERSION: u8 = 21;
 }
 
 impl<'a> Command<'a> {
@@ -244,6 +246,10 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::SET_CLOCK);
                 out.put_u64(*time_ms);
             }
+            Operation::SetFormatVersion { version } => {
+                out.put_u8(tag::SET_FORMAT_VERSION);
+                version.encode(out);
+            }
         }
     }
 
@@ -339,6 +345,9 @@ impl<'a> Operation<'a> {
             tag::SET_CLOCK => Operation::SetClock {
                 time_ms: reader.u64()?,
             },
+            tag::SET_FORMAT_VERSION => Operation::SetFormatVersion {
+                version: FormatVersion::read(reader)?,
+            },
             other => {
                 return Err(DecodeError::Unknown {
                     what: "operation",
@@ -358,7 +367,8 @@ impl<'a> Operation<'a> {
             | Operation::Sweep { .. }
             | Operation::Members { .. }
             | Operation::Record { .. }
-            | Operation::SetClock { .. } => Cow::Borrowed(&[]),
+            | Operation::SetClock { .. }
+            | Operation::SetFormatVersion { .. } => Cow::Borrowed(&[]),
             Operation::Set { key, .. }
             | Operation::GetDel { key }
             | Operation::Append { key, .. }

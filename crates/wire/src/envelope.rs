@@ -20,6 +20,10 @@ pub const JOINING: u8 = 5;
 pub const KNOWN: u8 = 6;
 /// Who answers the leader: [`crate::liveness`]. From nodes only.
 pub const LIVENESS: u8 = 9;
+/// Nothing: asks which format version the receiver supports. From nodes only.
+pub const FORMAT_QUERY: u8 = 10;
+/// The answer: a [`crate::format_version::FormatVersion`]. From nodes only.
+pub const FORMAT_REPORT: u8 = 11;
 /// A [`crate::bootstrap::Report`]. From nodes only.
 pub const BOOTSTRAP: u8 = 7;
 /// Requests of a native client: [`crate::client::requests`].

@@ -13,6 +13,7 @@ pub mod command;
 mod command_codec;
 pub mod envelope;
 pub mod flash;
+pub mod format_version;
 pub mod gang;
 pub mod glob;
 pub mod liveness;

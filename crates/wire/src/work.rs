@@ -70,7 +70,8 @@ impl Operation<'_> {
             | Operation::FlushAll
             | Operation::Sweep { .. }
             | Operation::Members { .. }
-            | Operation::Record { .. } => 0,
+            | Operation::Record { .. }
+            | Operation::SetFormatVersion { .. } => 0,
             Operation::Del { keys } => keys.len() as u64 * LOOKUP_BYTES,
             Operation::Read(query) => query.keys().len() as u64 * LOOKUP_BYTES,
             _ => LOOKUP_BYTES,

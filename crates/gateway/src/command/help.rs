@@ -97,6 +97,10 @@ const LISTS: [(&str, &[(&str, &str)]); 6] = [
                 "CLOCK RESET",
                 "Sets the state's clock to the time that a majority of the nodes agree on.",
             ),
+            (
+                "UPGRADE FINALIZE",
+                "Raises the cluster's format version to the one that all members support.",
+            ),
         ],
     ),
     (

@@ -14,6 +14,7 @@ mod snapshot;
 mod strings;
 pub(crate) mod table;
 pub(crate) mod transaction;
+mod upgrade;
 
 use cyclone_wire::command::{MAX_BATCH_ITEMS, Operation, Query};
 use cyclone_wire::glob::Pattern;
@@ -416,6 +417,7 @@ fn run_checked(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         Id::Cluster => Some(cluster::run(context)),
         Id::Cyclone if context.is(1, "member") => Some(member::run(context)),
         Id::Cyclone if context.is(1, "clock") => Some(clock::run(context)),
+        Id::Cyclone if context.is(1, "upgrade") => Some(upgrade::run(context)),
         Id::Cyclone => Some(snapshot::run(context)),
     };
     // None: a check failed and has answered its error.

@@ -76,6 +76,11 @@ impl Node {
             (Peer::Node(node), envelope::LIVENESS) => {
                 self.on_live_peers_report(node, &rest.to_vec())
             }
+            (Peer::Node(node), envelope::FORMAT_QUERY) => self.answer_format_query(node),
+            (Peer::Node(node), envelope::FORMAT_REPORT) => {
+                let malformed = self.on_format_report(node, &rest.to_vec()).is_err();
+                self.counters.malformed += u64::from(malformed);
+            }
             (Peer::Node(node), envelope::JOINING) => self.answer_join_query(node),
             (Peer::Node(node), envelope::KNOWN) => {
                 let malformed = self.on_known_report(node, &rest.to_vec()).is_err();

@@ -61,12 +61,13 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let (Some(wanted), Some(found)) = (wanted, &found) {
         wanted.apply(&head, found, &*opened)?;
     }
+    let version = opened.format_version();
     drop(opened);
     let store = data.join("store");
     fs::rename(unfinished.join("store"), &store)
         .with_context(|| format!("cannot name {}", store.display()))?;
     sync(data)?;
-    engine::note(data, config.engine);
+    engine::note(data, config.engine, version);
     shelf::note(data, origin).context("noting the snapshot")?;
     remove(&unfinished)?;
     sync(data)?;
@@ -244,6 +245,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
     use cyclone_replica::Engine;
+    use cyclone_wire::format_version::FormatVersion;
 
     use super::*;
 
@@ -257,7 +259,7 @@ mod tests {
         fs::create_dir_all(data.join(shelf::UNFINISHED).join("files")).expect("directory");
         fs::create_dir_all(data.join("store/gen-1")).expect("directory");
         shelf::note(data, 7).expect("noted");
-        engine::note(data, Engine::RocksDb);
+        engine::note(data, Engine::RocksDb, FormatVersion::V1);
         fs::write(data.join("ENGINE.new"), "half").expect("written");
         let number = || fs::metadata(data.join(shelf::UNFINISHED)).map(|it| it.ino());
         let before = number().expect("there");

@@ -2,6 +2,7 @@
 
 use cyclone_gateway::Gateway;
 use cyclone_replica::Node;
+use cyclone_wire::format_version::FormatVersion;
 
 use super::{Kind, Labels, MetricsSnapshot};
 
@@ -40,6 +41,18 @@ pub fn of_node(sheet: &mut MetricsSnapshot, node: &Node) {
         &[],
         status.work_done.largest_call,
     );
+    for (which, version) in [
+        ("recorded", status.format_version),
+        ("supported", FormatVersion::CURRENT),
+    ] {
+        sheet.add(
+            Kind::Gauge,
+            "format_version",
+            "The format version that the cluster has recorded, and the highest that this program supports.",
+            &[("version", which)],
+            u64::from(version.number()),
+        );
+    }
     let leads = u64::from(node.leads());
     sheet.add(
         Kind::Gauge,

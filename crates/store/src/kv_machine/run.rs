@@ -113,6 +113,9 @@ impl<K: Kv> KvMachine<K> {
                 Reply::Ok
             }
             Operation::Record { after, record } => self.membership.replace(changes, after, record),
+            Operation::SetFormatVersion { version } => {
+                self.membership.raise_format_version(changes, version)?
+            }
             Operation::SetClock { time_ms } => {
                 if !planted::has(Bug::ClockNotSetBack) {
                     *clock_ms = time_ms;

@@ -19,7 +19,8 @@ pub(super) fn may_stand(tag: u8, place: Where) -> bool {
         | tag::SWEEP
         | tag::MEMBERS
         | tag::RECORD
-        | tag::SET_CLOCK => place == Where::Entry,
+        | tag::SET_CLOCK
+        | tag::SET_FORMAT_VERSION => place == Where::Entry,
         tag::BATCH => place != Where::Inner,
         _ => true,
     }

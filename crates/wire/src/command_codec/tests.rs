@@ -78,7 +78,7 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
     let condition =
         [Condition::Always, Condition::Absent, Condition::Present][usize::from(flags % 3)];
     let get = flags & 128 != 0;
-    match which % 21 {
+    match which % 22 {
         0 => Operation::Noop,
         1 => Operation::OpenSession,
         2 => Operation::CloseSession { session: *offset },
@@ -142,6 +142,9 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
                 .unwrap_or(LongDouble::ZERO),
         },
         20 => Operation::SetClock { time_ms: *offset },
+        21 => Operation::SetFormatVersion {
+            version: FormatVersion::new(*delta as u32).unwrap_or(FormatVersion::V1),
+        },
         _ => Operation::Batch {
             expectations: (0..flags % 5).map(|at| expectation(raw, at)).collect(),
             operations: (0..16u8)
@@ -199,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_an_error_or_a_command(bytes in vec(any::<u8>(), 0..300), head in 0u8..2, tag in 0u8..21) {
+    fn garbage_is_an_error_or_a_command(bytes in vec(any::<u8>(), 0..300), head in 0u8..2, tag in 0u8..22) {
         let _ = Query::decode(&bytes);
         let mut shaped = vec![head, tag];
         shaped.extend_from_slice(&bytes);

@@ -245,6 +245,7 @@ facts! { SUBCOMMANDS:
     "cyclone|help", 2, "", "loading stale", "", "", "";
     "cyclone|member", -3, "", "admin noscript", "", "", "";
     "cyclone|snapshot", -3, "", "admin noscript", "", "", "";
+    "cyclone|upgrade", 3, "", "admin noscript", "", "", "";
 }
 
 #[cfg(test)]
