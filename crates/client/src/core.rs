@@ -29,7 +29,7 @@ use crate::pack::{Buffers, MESSAGE_REQUESTS, OVERHEAD_BYTES, Pack, Packs};
 use crate::request::{
     Completion, Kind, MAX_ATTEMPTS, MAX_SLOTS, Slab, Stage, Ticket, split_id, wire_id,
 };
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::session::{self, Opening, Session, State};
 use crate::time::{Overtaken, ResponseTime};
@@ -478,7 +478,7 @@ impl ClientCore {
         let Some(request) = self.requests.get(ticket) else {
             return;
         };
-        let error = if !request.attempts.in_doubt() || planted::has(Bug::UnknownIsNotDone) {
+        let error = if !request.attempts.in_doubt() || planted!(UnknownIsNotDone) {
             ClientError::NotDone(request.last_refusal)
         } else if request.kind == Kind::Write {
             ClientError::Unknown

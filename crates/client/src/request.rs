@@ -1,7 +1,7 @@
 //! One request and what became of its attempts; a slab of requests whose numbers never repeat.
 
 use cyclone_wire::client::ReadMode;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::Reply;
 
 use crate::error::{ClientError, NotDone};
@@ -148,7 +148,7 @@ pub(crate) struct Request {
 impl Request {
     /// Whether it is to have a session and has none.
     pub(crate) fn lacks_session(&self) -> bool {
-        self.kind == Kind::Write && (self.session == 0 || planted::has(Bug::RetryRenumbered))
+        self.kind == Kind::Write && (self.session == 0 || planted!(RetryRenumbered))
     }
 }
 

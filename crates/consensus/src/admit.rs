@@ -3,7 +3,7 @@
 //! gap between entries make it panic.
 
 use cyclone_pmem::Payload;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use raft::StateRole;
 
@@ -89,7 +89,7 @@ impl Group {
     fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
         let raft = &self.raw.raft;
         let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;
-        if planted::has(Bug::OldTermAccepted) && raft.state != StateRole::Leader {
+        if planted!(OldTermAccepted) && raft.state != StateRole::Leader {
             return Ok(());
         }
         if message.term == raft.term && (raft.state == StateRole::Leader || other) {

@@ -9,7 +9,7 @@ use cyclone_wal::flash::{
     FetchError, FetchId, FlashLog, FlashMode, FlashState, FlashStats, StoredEntry,
 };
 use cyclone_wal::ring::{Persisted, Ring};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
 use raft::eraftpb::Entry;
@@ -528,10 +528,11 @@ impl Group {
         let Some(level) = &view.flash else {
             return Ok(());
         };
-        let on_flash = match planted::has(Bug::FlashFreedEarly) {
-            true => level.log.last_index(),
-            false => level.log.durable_index(),
-        };
+        let on_flash = planted!(
+            FlashFreedEarly,
+            level.log.last_index(),
+            level.log.durable_index()
+        );
         let mut through = through.min(applied).min(on_flash);
         if level.is_only() {
             // After the loss of memory the ring is filled again from there on, and must have room

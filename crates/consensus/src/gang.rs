@@ -20,7 +20,7 @@
 use std::collections::VecDeque;
 
 use cyclone_wire::gang::{Head, Kind};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 /// What is to become of the gang at which a log stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl GangTable {
                     apply = false;
                     entries.push((member, index));
                 }
-                Vote::Moved if planted::has(Bug::GangViewIgnored) => known = false,
+                Vote::Moved if planted!(GangViewIgnored) => known = false,
                 Vote::Moved => return Decision::Skip,
                 Vote::None => known = false,
             }

@@ -13,7 +13,7 @@ mod status;
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::{FlashLog, FlashMode};
 use cyclone_wal::ring::{Batch, Ring};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::{Members, RaftKind, RaftMessage, SnapshotMeta};
 use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
@@ -318,9 +318,7 @@ impl Group {
         let bytes = payload_bytes + entries * record_bound(0, 1);
         let limit = ring.capacity_bytes() / 2;
         // A single entry is bounded by the ring's own limit.
-        if planted::has(Bug::UncommittedUnbounded) {
-            return Ok(());
-        }
+        planted!(UncommittedUnbounded => return Ok(()));
         if entries > 1 && (bytes > limit || entries > ring.slots() / 2) {
             return Err(ProposeError::Uncommitted { bytes, limit });
         }

@@ -7,7 +7,7 @@ use cyclone_pmem::Payload;
 use cyclone_wal::flash::Durable;
 use cyclone_wal::ring::{Batch, NewEntry, Persisted, Ring};
 use cyclone_wal::{PendingBatch, persist_all as persist_all_rings};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
 use raft::eraftpb::{Entry, Message, MessageType};
@@ -382,9 +382,7 @@ impl Group {
         }
         let mut state = old.clone();
         (state.term, state.vote) = (raft.term, raft.vote);
-        if planted::has(Bug::VoteNotWritten) {
-            state.vote = 0;
-        }
+        planted!(VoteNotWritten => state.vote = 0);
         state.commit = match self.changes.first() {
             Some(change) => raft.raft_log.committed.min(change - 1).max(old.commit),
             None => raft.raft_log.committed.max(old.commit),

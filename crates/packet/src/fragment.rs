@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
 
 use cyclone_pmem::payload::{Payload, Segment};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::header::DataHeader;
 
@@ -242,9 +242,7 @@ impl Reassembler {
             return Outcome::Refused;
         }
         let mut key = (header.assoc, header.seq - u64::from(header.index));
-        if planted::has(Bug::FragmentsMixed) {
-            key.1 = 0;
-        }
+        planted!(FragmentsMixed => key.1 = 0);
         let mut cost = cost(&piece, self.frame_bytes);
         let has_room = match self.partials.get(&key) {
             Some(partial) if partial.contradicts(header, fragment_bytes) => {

@@ -25,7 +25,7 @@ use std::os::fd::RawFd;
 
 use cyclone_pmem::payload::{Payload, Segment};
 use cyclone_pmem::pool::Pool;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
 use crate::driver::{Driver, DriverStats, PeerClass};
@@ -534,7 +534,7 @@ impl Port {
                 assoc.receive.verify(&nonce, [&covered[..]], &text, &tag)
             }
         };
-        if !good && !planted::has(Bug::TagNotChecked) {
+        if !good && !planted!(TagNotChecked) {
             self.stats.forged += 1;
             return;
         }

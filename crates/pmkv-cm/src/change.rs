@@ -11,7 +11,7 @@ use crate::config::{
     Standing,
 };
 use crate::message::Hello;
-use crate::planted::{self, Mistake};
+use crate::planted::{planted, unless_planted};
 
 /// How much each shard weighs when primaries are chosen; shards not named weigh 1.
 pub(crate) type Weights = BTreeMap<ShardId, u64>;
@@ -63,9 +63,7 @@ impl<'a> Draft<'a> {
 
     /// The new configuration, or `None` when nothing has changed.
     pub(crate) fn finish(mut self, even_unchanged: bool) -> Option<Configuration> {
-        if !planted::has(Mistake::MovedWithoutCopy) {
-            self.settle();
-        }
+        unless_planted!(MovedWithoutCopy, self.settle());
         (self.changed || even_unchanged).then_some(self.config)
     }
 
@@ -141,7 +139,7 @@ impl<'a> Draft<'a> {
             return false;
         };
         let fits = |copy: &Copy| {
-            copy.server == server && (copy.since == since || planted::has(Mistake::OldReportCounts))
+            copy.server == server && (copy.since == since || planted!(OldReportCounts))
         };
         let Some(place) = shard.joining.iter().position(fits) else {
             return false;
@@ -227,7 +225,7 @@ impl<'a> Draft<'a> {
         if source == target {
             return;
         }
-        if !shard.has_full(target) && !planted::has(Mistake::MovedWithoutCopy) {
+        if !shard.has_full(target) && !planted!(MovedWithoutCopy) {
             shard.joining.push(Copy {
                 server: target,
                 since: term,
@@ -380,10 +378,7 @@ impl<'a> Draft<'a> {
     /// one with the least to serve. `draining`: whether draining servers may.
     fn heir(&self, number: ShardId, draining: bool) -> Option<ServerId> {
         let shard = &self.config.shards[usize::from(number)];
-        let joining = shard
-            .joining
-            .iter()
-            .filter(|_| planted::has(Mistake::JoiningPromoted));
+        let joining = shard.joining.iter().filter(|_| planted!(JoiningPromoted));
         let up = joining
             .chain(&shard.full)
             .filter_map(|copy| self.config.member(copy.server));
@@ -437,7 +432,7 @@ impl<'a> Draft<'a> {
         } else {
             // What was being copied from the dead is of no use.
             shard.joining.clear();
-            if planted::has(Mistake::LastCopyDropped) {
+            if planted!(LastCopyDropped) {
                 self.drop_last(number);
                 return;
             }
@@ -451,7 +446,7 @@ impl<'a> Draft<'a> {
         let Some(heir) = self.heir(number, true) else {
             return;
         };
-        if planted::has(Mistake::JoiningPromoted) && !shard.has_full(heir) {
+        if planted!(JoiningPromoted) && !shard.has_full(heir) {
             let shard = &mut self.config.shards[usize::from(number)];
             shard.full.append(&mut shard.joining);
         }
@@ -510,7 +505,7 @@ impl<'a> Draft<'a> {
             }
             changed = true;
             let shard: &mut Shard = &mut shards[usize::from(migration.shard)];
-            if planted::has(Mistake::RollbackKeepsTarget) && !down.contains(&target) {
+            if planted!(RollbackKeepsTarget) && !down.contains(&target) {
                 shard.full.append(&mut shard.joining);
                 return false;
             }

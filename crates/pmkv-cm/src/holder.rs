@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::config::{Configuration, CopyTask, Member, ServerId, ShardId, Standing};
 use crate::message::{FromServer, Hello, Load, Refusal, ToServer};
-use crate::planted::{self, Mistake};
+use crate::planted::planted;
 use crate::rules::{RulesError, Timing};
 
 /// Requests for leases that are remembered; an answer to an older one is useless by then.
@@ -186,9 +186,8 @@ impl Holder {
         let Some(entry) = config.shards.get(usize::from(shard)) else {
             return Err(NotServing::NoShard(shard));
         };
-        let holds = planted::has(Mistake::ServesOld)
-            && self.served.contains_key(&shard)
-            && self.adopted < config.term;
+        let holds =
+            planted!(ServesOld) && self.served.contains_key(&shard) && self.adopted < config.term;
         if entry.primary != self.hello.server && !holds {
             let client = config.member(entry.primary).map(|m| m.client.clone());
             return Err(NotServing::Elsewhere {
@@ -199,7 +198,7 @@ impl Holder {
         if now_us >= self.lease_until_us || self.own(config).is_none() {
             return Err(NotServing::NoLease);
         }
-        if entry.since > self.committed && !planted::has(Mistake::ServesUncommitted) && !holds {
+        if entry.since > self.committed && !planted!(ServesUncommitted) && !holds {
             return Err(NotServing::NotYet);
         }
         Ok(())
@@ -255,9 +254,7 @@ impl Holder {
                 if let Some(place) = self.asked.iter().position(|(asked, _)| *asked == number) {
                     let mut sent_us = self.asked[place].1;
                     self.asked.drain(..=place);
-                    if planted::has(Mistake::LeaseFromArrival) {
-                        sent_us = now_us;
-                    }
+                    planted!(LeaseFromArrival => sent_us = now_us);
                     let until = sent_us.saturating_add(self.rules.trusted_us(lease_us));
                     self.lease_until_us = self.lease_until_us.max(until);
                 }

@@ -35,6 +35,30 @@ pub(crate) enum Mistake {
     MovedWithoutCopy,
 }
 
+/// One line beside the code that it breaks. `planted!(Mistake)` is whether it is planted, and
+/// `planted!(Mistake => wrong)` does something wrong.
+macro_rules! planted {
+    ($mistake:ident) => {
+        $crate::planted::has($crate::planted::Mistake::$mistake)
+    };
+    ($mistake:ident => $wrong:expr) => {
+        if $crate::planted::has($crate::planted::Mistake::$mistake) {
+            $wrong
+        }
+    };
+}
+
+/// What a planted mistake leaves out.
+macro_rules! unless_planted {
+    ($mistake:ident, $right:expr $(,)?) => {
+        if !$crate::planted::has($crate::planted::Mistake::$mistake) {
+            $right
+        }
+    };
+}
+
+pub(crate) use {planted, unless_planted};
+
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) const fn has(_: Mistake) -> bool {

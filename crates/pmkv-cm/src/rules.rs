@@ -1,6 +1,6 @@
 //! The manager's numbers.
 
-use crate::planted::{self, Mistake};
+use crate::planted::planted;
 
 /// Durations, limits and thresholds. All managers and servers of a cluster use the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +85,7 @@ impl Timing {
     /// and the grantor's fast, each by `drift_ppm`: `(1 - 2d)` of it on a slow clock take no longer
     /// than all of it on a fast one.
     pub fn trusted_us(&self, lease_us: u64) -> u64 {
-        if planted::has(Mistake::DriftIgnored) {
-            return lease_us;
-        }
+        planted!(DriftIgnored => return lease_us);
         let off = u128::from(lease_us) * u128::from(self.drift_ppm) * 2;
         // At most `lease_us * 2`; saturates for absurd drifts.
         lease_us.saturating_sub(off.div_ceil(1_000_000) as u64)

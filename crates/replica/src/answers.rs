@@ -15,7 +15,7 @@ use std::time::Duration;
 use cyclone_store::{ApplyError, Mode};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Command, Operation, Query};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::Reply;
 
 use crate::logset::LogSet;
@@ -300,9 +300,7 @@ impl Node {
     /// The store has answered. `now_is_later`: this step's time lies behind the answer.
     fn answered(&mut self, log: Option<usize>, read: Read, reply: Reply, now_is_later: bool) {
         match log {
-            Some(log)
-                if read.how == ReadBasis::Lease && !planted::has(Bug::LeaseNotCheckedAfter) =>
-            {
+            Some(log) if read.how == ReadBasis::Lease && !planted!(LeaseNotCheckedAfter) => {
                 let unchecked = LeaseReadReply {
                     log,
                     term: self.logs[log].group.term(),

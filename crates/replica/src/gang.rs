@@ -17,7 +17,7 @@ use cyclone_consensus::{Decision, GangTable, ProposeError};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, EntryInput, Mode, StateMachine};
 use cyclone_wire::gang::{Head, Kind, Nonce};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::Reply;
 
 use crate::logset::LogSet;
@@ -329,7 +329,7 @@ impl Node {
     /// A log stands at a gang's entry: goes on if it may. Returns whether anything moved.
     fn settle_gang(&mut self, log: usize) -> Result<bool, NodeError> {
         let mut decision = self.gangs.gang_table.decide(log);
-        if planted::has(Bug::GangTimedOut) && decision == Decision::Wait {
+        if planted!(GangTimedOut) && decision == Decision::Wait {
             let since_us = self.logs[log].front_since_us();
             if since_us > 0 && self.now.steady_us - since_us > 20_000 {
                 decision = Decision::Skip;

@@ -11,7 +11,7 @@
 //! next.
 
 use cyclone_store::ApplyError;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
@@ -292,7 +292,7 @@ impl Node {
         let (now_us, health) = (self.now.steady_us, &self.health);
         let waited_us = health.store_us.max(health.flash_us);
         let is_due = health.damaged || waited_us >= HAND_OVER_AFTER_US;
-        if !is_due || !self.leads_any() || planted::has(Bug::StalledLeaderStays) {
+        if !is_due || !self.leads_any() || planted!(StalledLeaderStays) {
             self.health.warned_alone = false;
             return;
         }
@@ -329,7 +329,7 @@ impl Node {
                 let holds = peers.iter().any(|peer| {
                     peer.id == id && peer.recent_active && peer.matched >= log.group.commit()
                 });
-                let impaired = log.group.is_impaired(id) && !planted::has(Bug::HandsOverToStalled);
+                let impaired = log.group.is_impaired(id) && !planted!(HandsOverToStalled);
                 holds && !impaired
             })
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cyclone_packet::{DriverStats, Outgoing, Peer, PeerWarning, Port, PortStats};
 use cyclone_store::ApplyError;
 use cyclone_wire::envelope;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
@@ -242,10 +242,7 @@ impl Node {
                 continue;
             }
             let status = log.group.status();
-            let flushed = match planted::has(Bug::TrimIgnoresFlush) {
-                true => log.applied,
-                false => self.store.flushed(log.id),
-            };
+            let flushed = planted!(TrimIgnoresFlush, log.applied, self.store.flushed(log.id));
             // A part of the log stays although this replica no longer needs it: were it to lead, a
             // follower that is a little behind could be fed from it at once instead of having to
             // fetch a checkpoint.
@@ -253,7 +250,7 @@ impl Node {
             let keep = (entries * TRIM_AT / used) as u64;
             let mut through = flushed.min(log.applied).min(status.last - keep);
             // An entry may be too long for what is free below that mark.
-            let log_full = log.is_log_full() && !planted::has(Bug::LaggardsHoldOn);
+            let log_full = log.is_log_full() && !planted!(LaggardsHoldOn);
             if let Some(fetched) = fetched[usize::from(log.id)]
                 && used < FETCHED_UNTIL
                 && !log_full

@@ -17,7 +17,7 @@
 //! majority moves it by nothing beyond its steady advance; one that is behind cannot stop it; and
 //! it jumps to the true time when a majority shows that.
 
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::Members;
 
 use crate::node::Now;
@@ -182,7 +182,7 @@ impl LogClock {
 
     fn read(&mut self) -> u64 {
         let own_us = self.now.wall_ms.saturating_mul(1_000);
-        if self.term == 0 || planted::has(Bug::OwnClockStamped) {
+        if self.term == 0 || planted!(OwnClockStamped) {
             return own_us;
         }
         let now_us = self.now.steady_us;
@@ -196,21 +196,17 @@ impl LogClock {
         let min_us = clock_time_us(majority.min_us, now_us);
         let agreed_us = match own_us.abs_diff(min_us) <= AGREE_US.unsigned_abs() {
             true => own_us,
-            false if planted::has(Bug::ClockHeldBack) => own_us.min(min_us),
+            false if planted!(ClockHeldBack) => own_us.min(min_us),
             false => min_us,
         };
         let Some((max_us, slow_us)) = led else {
             return agreed_us;
         };
-        if planted::has(Bug::ClockNeverJumps) {
-            return agreed_us.min(max_us).max(slow_us);
-        }
+        planted!(ClockNeverJumps => return agreed_us.min(max_us).max(slow_us));
         let led_us = max_us
             .min(clock_time_us(majority.max_us, now_us))
             .max(slow_us);
-        if planted::has(Bug::ClockHeldBack) {
-            return agreed_us;
-        }
+        planted!(ClockHeldBack => return agreed_us);
         if agreed_us > led_us {
             self.anchor = Some((agreed_us, now_us));
         }

@@ -29,7 +29,7 @@ use cyclone_store::StateMachine;
 use cyclone_wire::command::{Command, Operation};
 use cyclone_wire::envelope;
 use cyclone_wire::membership::{Record, Replica, read_members};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::Members;
 use cyclone_wire::reply::Reply;
 
@@ -369,7 +369,7 @@ impl Node {
         };
         let before = changing(self);
         // By an older record, changes would be undone that are over.
-        let knows = self.has_current_record() || planted::has(Bug::OldRecordFollowed);
+        let knows = self.has_current_record() || planted!(OldRecordFollowed);
         if self.leads() && knows {
             self.advance_member_change();
         }

@@ -17,7 +17,7 @@ use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Command, Operation, Query};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
@@ -462,7 +462,7 @@ impl Node {
         }
         work += self.persist()?;
         self.send()?;
-        if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
+        if self.snapshots.is_installing() && !planted!(AppliesWhileInstalling) {
             return Ok(work);
         }
         for log in &mut self.logs {
@@ -553,7 +553,7 @@ impl Node {
         while let Some(done) = self.workers.poll() {
             work += 1;
             match done {
-                Done::Applied { .. } if planted::has(Bug::WorkerForgotten) => {}
+                Done::Applied { .. } if planted!(WorkerForgotten) => {}
                 // They are still at the front, and will be given to a worker again.
                 Done::Applied {
                     log,

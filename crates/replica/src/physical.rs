@@ -18,7 +18,7 @@ use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
 use cyclone_wire::batch;
 use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 pub(crate) use job::ApplyJob;
 use log_once::LogOnce;
@@ -148,10 +148,7 @@ impl PhysicalLog {
 
     /// Takes the next read that the state machine may be asked.
     pub(crate) fn next_read(&mut self) -> Option<Read> {
-        let applied = match planted::has(Bug::ReadsNotWaiting) {
-            true => self.group.commit(),
-            false => self.applied,
-        };
+        let applied = planted!(ReadsNotWaiting, self.group.commit(), self.applied);
         self.reads.take(applied)
     }
 
@@ -164,7 +161,7 @@ impl PhysicalLog {
         let (term, mut confirmed) = (group.term(), None);
         reads.use_lease(now_us, term, group.commit());
         reads.ask(now_us, term, |context| {
-            confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
+            confirmed = planted!(ReadsNotConfirmed).then_some(context);
             confirmed.is_some() || group.read_index(context).is_ok()
         });
         if let Some(context) = confirmed {
@@ -599,9 +596,7 @@ impl PhysicalLog {
             let Some(front) = self.apply_queue.front_mut() else {
                 break;
             };
-            if planted::has(Bug::RepliesReversed) {
-                replies.reverse();
-            }
+            planted!(RepliesReversed => replies.reverse());
             let before = front.origins.len();
             front.answer(std::mem::take(&mut from), replies, answers);
             if place < whole {

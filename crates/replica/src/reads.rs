@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::lease::Lease;
 use crate::requests::Origin;
@@ -107,7 +107,7 @@ impl Reads {
             ReadBasis::Lease => self.leased.push(read),
             //= cyclone §2
             ReadBasis::Weak { .. } => {
-                let waits = !planted::has(Bug::WeakReadWithoutWaiting);
+                let waits = !planted!(WeakReadWithoutWaiting);
                 self.weak
                     .push_back((if waits { read.barrier } else { 0 }, read));
             }

@@ -4,7 +4,7 @@ use cyclone_packet::Peer;
 use cyclone_pmem::Payload;
 use cyclone_wire::batch::{self, Allowed};
 use cyclone_wire::command::Operation;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::config::Config;
@@ -62,7 +62,7 @@ pub(crate) enum Origin {
 /// Refuses an operation that needs more work than it may do, whatever is stored: it is not
 /// proposed.
 pub(crate) fn refuse_excess(operation: &Operation<'_>, allowed: Allowed) -> Option<Outcome> {
-    if !operation.is_of_many() || planted::has(Bug::ExcessProposed) {
+    if !operation.is_of_many() || planted!(ExcessProposed) {
         return None;
     }
     let limit = u64::from(allowed.work_bytes);

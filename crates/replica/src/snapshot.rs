@@ -16,7 +16,7 @@ use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
 use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::RaftMessage;
 
 use crate::fetching::Fetching;
@@ -422,7 +422,7 @@ impl Node {
         let Some(fetching) = self.snapshots.fetching.as_mut() else {
             return;
         };
-        let missing = usize::from(planted::has(Bug::PieceMissing));
+        let missing = usize::from(planted!(PieceMissing));
         if !fetching.is_complete(missing) || fetching.installing || applying {
             return;
         }

@@ -19,7 +19,7 @@ use cyclone_wal::flash::FlashLog;
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
 use mio::Waker;
 
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 
 use crate::archive::Archive;
 use crate::backup::BACKUP;
@@ -380,7 +380,7 @@ fn memory(
         (Err(SuperblockError::NotFormatted), None) => {
             return Err(StartError::NotBootstrapped { data, nvm });
         }
-        (Err(SuperblockError::NotFormatted), Some(known)) if planted::has(Bug::AmnesiaAccepted) => {
+        (Err(SuperblockError::NotFormatted), Some(known)) if planted!(AmnesiaAccepted) => {
             format(config, region, &layout, &pool)?;
             superblock::create(&mut head, &who, known.incarnation);
             known.incarnation
@@ -528,7 +528,7 @@ impl Node {
             .clone()
             .filter(|flash| flash.durability == Durability::Flash);
         // Where flash is the only durable level, a region holds nothing that could be lost.
-        let may_create = may_create || only.is_some() || planted::has(Bug::AmnesiaAccepted);
+        let may_create = may_create || only.is_some() || planted!(AmnesiaAccepted);
         if !platform.has_region(&config) && !may_create {
             let (data, nvm) = (
                 config.data.display().to_string(),

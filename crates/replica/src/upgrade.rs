@@ -1,7 +1,7 @@
 //! The cluster's format version (docs/adr/0088): which one is recorded, what it allows to write,
 //! and raising it.
 //!
-//! Whoever leads all logs asks every member which version its program supports, and writes the new
+//! The leader of all logs asks every member which version its program supports, and writes the new
 //! version into log 0 only when all have answered:
 //!
 //! ```text
@@ -39,11 +39,11 @@ pub enum UpgradeError {
     #[error("this engine records no format version")]
     NoRecord,
     /// Who comes has not been asked.
-    #[error("a change of the members is under way; try again when it is over")]
+    #[error("a change of the members is in progress; try again when it is over")]
     MembersChanging,
     /// Another request waits for the members.
     #[error("another request to finalize the upgrade is being served; try again later")]
-    UnderWay,
+    InProgress,
     /// A member's program is too old.
     #[error(
         "member {id} at {packet} supports format version {supported}, and version {wanted} is to be recorded: upgrade it first"
@@ -76,14 +76,17 @@ pub enum UpgradeError {
 impl UpgradeError {
     /// Whether the same may be taken later without anything else having changed.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, UpgradeError::MembersChanging | UpgradeError::UnderWay)
+        matches!(
+            self,
+            UpgradeError::MembersChanging | UpgradeError::InProgress
+        )
     }
 
     /// The code of the error reply, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             UpgradeError::NoRecord => "ERR",
-            UpgradeError::MembersChanging | UpgradeError::UnderWay => "TRYAGAIN",
+            UpgradeError::MembersChanging | UpgradeError::InProgress => "TRYAGAIN",
             UpgradeError::Unsupported { .. } => "UNSUPPORTED",
             UpgradeError::NoAnswer { .. } => "NOANSWER",
         }
@@ -168,10 +171,10 @@ impl Node {
         }
     }
 
-    /// The same for a new cluster, whose format version no operator has to finalize. Answers
-    /// whether the members are being asked; nothing is told of the outcome.
+    /// The same for a new cluster, whose format version no operator has to finalize. Returns true
+    /// if the members are being asked; the outcome is not reported.
     pub fn raise_format_version(&mut self) -> bool {
-        self.begin_upgrade(Origin::Nobody).is_ok()
+        self.begin_upgrade(Origin::Internal).is_ok()
     }
 
     fn begin_upgrade(&mut self, origin: Origin) -> Result<(), Refusal> {
@@ -192,7 +195,7 @@ impl Node {
             return Err(Refusal::Error(UpgradeError::MembersChanging));
         }
         if self.upgrade.pending.is_some() {
-            return Err(Refusal::Error(UpgradeError::UnderWay));
+            return Err(Refusal::Error(UpgradeError::InProgress));
         }
         self.upgrade.pending = Some(PendingUpgrade {
             origin,
@@ -208,7 +211,7 @@ impl Node {
         self.upgrade.refused.drain(..)
     }
 
-    /// Asks the members, and proposes the version when all support it. Answers whether it did.
+    /// Asks the members, and proposes the version when all support it. Returns true if it did.
     pub(crate) fn upgrade_housekeeping(&mut self) -> Result<bool, NodeError> {
         let Some(pending) = &self.upgrade.pending else {
             return Ok(false);

@@ -563,7 +563,7 @@ struct LoopServices {
 
 impl LoopServices {
     /// Names a format version in the data directory once it is recorded, so that older programs are
-    /// refused there. Of a new cluster the directory names it first: whoever leads then records it.
+    /// refused there. Of a new cluster the directory names it first: the leader then records it.
     fn follow_format_version(&mut self, now: Now, node: &mut Node) {
         let recorded = node.format_version();
         if recorded > self.noted_version {

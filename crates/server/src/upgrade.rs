@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::ctl;
+use crate::error_text::{AccessDenied, error_text};
 use crate::resp::{self, Access};
-use crate::told::{AccessDenied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -30,7 +30,7 @@ fn ask(address: SocketAddr, access: &Access) -> Result<Answer> {
     let mut connection = match resp::connect_with(address, access, PATIENCE) {
         Ok(connection) => connection,
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => return Err(error),
-        Err(error) => return Ok(Answer::Later(told(&error))),
+        Err(error) => return Ok(Answer::Later(error_text(&error))),
     };
     let mut command = redis::cmd("CYCLONE");
     command.arg("UPGRADE").arg("FINALIZE");
@@ -46,8 +46,8 @@ fn ask(address: SocketAddr, access: &Access) -> Result<Answer> {
                 why.unwrap_or("refused")
             )
         }
-        // Raising it twice does no harm.
-        (Some("ERR"), Some(why)) if !why.starts_with("outcome unknown") => bail!("{why}"),
+        // An unknown outcome has another code: raising it twice does no harm.
+        (Some("ERR"), Some(why)) => bail!("{why}"),
         _ => Ok(Answer::Later(format!("{address}: {error}"))),
     }
 }

@@ -139,7 +139,7 @@ fn new_cluster_begins_with_the_current_version_and_its_snapshot_keeps_it() {
     old.start_all(true).expect("started");
     let leader = old.wait_for_leader(PATIENCE).expect("a leader");
     let connect = old.nodes[leader].redis.to_string();
-    // Nobody has to finalize a new cluster.
+    // A new cluster needs no operator to finalize it.
     wait_for_version(&old, FormatVersion::CURRENT);
     let snapshot = directory.path().join("saved");
     said(&[

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use cyclone_wire::command::{Condition, Expectation, Expected, ExpireIf, Expiry, Operation, Query};
 use cyclone_wire::long_double::LongDouble;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::parse_i64;
 use cyclone_wire::work;
@@ -134,7 +134,7 @@ impl<'a> Overlay<'a> {
 
     /// Whether the current command's reply is to be made.
     fn needs_reply(&self) -> bool {
-        self.wants_reply || planted::has(Bug::RepliesEverywhere)
+        self.wants_reply || planted!(RepliesEverywhere)
     }
 
     /// A value as a reply, where somebody gets it.
@@ -268,7 +268,7 @@ impl<'a> Overlay<'a> {
         };
         if let Some(undo) = self.undo.take() {
             self.records.end_undo(excess.is_some());
-            if excess.is_some() && !planted::has(Bug::ExcessKept) {
+            if excess.is_some() && !planted!(ExcessKept) {
                 self.revert(undo);
             }
         }
@@ -581,12 +581,7 @@ impl<'a> Overlay<'a> {
 
     /// Removes keys that have expired. No client can notice, but the store gets its room back.
     fn sweep(&mut self, limit: usize) -> Result<Reply, Stop> {
-        let early_ms = if planted::has(Bug::SweptEarly) {
-            1_000
-        } else {
-            0
-        };
-        let clock_ms = self.clock_ms + early_ms;
+        let clock_ms = self.clock_ms + planted!(SweptEarly, 1_000, 0);
         let log = self.applied_positions.first().map_or(0, |(log, _)| *log);
         let due = self
             .records

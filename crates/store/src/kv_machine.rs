@@ -1,6 +1,7 @@
 //! The state machine over any ordered map: commands, sessions and applied indexes become one atomic
 //! batch per call.
 
+mod failpoints;
 mod meta;
 mod run;
 mod scan;
@@ -11,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_wire::command::Query;
 use cyclone_wire::format_version::FormatVersion;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::Reply;
 
 use crate::commands::Overlay;
@@ -130,14 +131,8 @@ impl<K: Kv> KvMachine<K> {
             work: WorkCounters::default(),
             are_scans_cancelled: AtomicBool::new(false),
         };
-        machine.load(!planted::has(Bug::SessionsForgotten))?;
-        if planted::has(Bug::AppliedTwice) {
-            for log in 0..logs {
-                let mut state = machine.log(log)?;
-                state.place.applied = state.place.applied.saturating_sub(1);
-                machine.publish(log, &state);
-            }
-        }
+        machine.load(!planted!(SessionsForgotten))?;
+        planted!(AppliedTwice => machine.forget_last_applied()?);
         for (flushed, log) in machine.flushed.iter().zip(0..) {
             flushed.store(machine.applied(log).0, Ordering::Release);
         }
@@ -231,27 +226,16 @@ impl<K: Kv> KvMachine<K> {
             .iter()
             .map(|(key, value)| Change::Put(key, value));
         let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
-        let mut first = applied_positions;
-        if planted::has(Bug::AppliedSeparately) {
-            let mut all = applied_positions
-                .iter()
-                .map(|(key, value)| Change::Put(key, value));
-            self.kv.write(&mut all, mode)?;
-        }
-        if planted::has(Bug::GangHalfApplied) || planted::has(Bug::GangEvidenceLost) {
-            first = &applied_positions[..1];
-        }
-        let metas = first.iter().map(|(key, value)| Change::Put(key, value));
+        planted!(AppliedSeparately => self.write_positions(applied_positions, mode)?);
+        let written = planted!(GangHalfApplied, 1, applied_positions.len());
+        let written = planted!(GangEvidenceLost, 1, written);
+        let (metas, others) = applied_positions.split_at(written);
+        let metas = metas.iter().map(|(key, value)| Change::Put(key, value));
         self.kv.write(
             &mut overlay.changes().chain(puts).chain(deletes).chain(metas),
             mode,
         )?;
-        if planted::has(Bug::GangHalfApplied) && applied_positions.len() > 1 {
-            let mut rest = applied_positions[1..]
-                .iter()
-                .map(|(key, value)| Change::Put(key, value));
-            self.kv.write(&mut rest, Mode::Blocking)?;
-        }
+        planted!(GangHalfApplied => self.write_positions(others, Mode::Blocking)?);
         Ok(())
     }
 }
@@ -540,7 +524,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             applied: logs
                 .iter()
                 .map(|log| {
-                    let ahead = u64::from(planted::has(Bug::CheckpointAhead));
+                    let ahead = u64::from(planted!(CheckpointAhead));
                     (log.place.applied + ahead, log.place.term)
                 })
                 .collect(),
@@ -551,7 +535,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         self.held.without(|| self.kv.install(directory))?;
         // From here on nothing may be said to be as it was.
-        self.load(!planted::has(Bug::SessionsNotInstalled))
+        self.load(!planted!(SessionsNotInstalled))
             .map_err(|error| ApplyError::Fatal(format!("after an installation: {error}")))?;
         let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log))

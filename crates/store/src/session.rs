@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use cyclone_wire::codec::{DecodeError, Reader, Write};
 use cyclone_wire::command::SessionTag;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::reply::{Failure, Reply};
 
 use foldhash::fast::RandomState;
@@ -292,10 +292,11 @@ impl Sessions {
     /// Whether a tagged command is to be executed.
     pub(crate) fn admit(&mut self, tag: &SessionTag, index: u64) -> Verdict {
         let Some(session) = self.table.get_mut(&tag.session) else {
-            return match planted::has(Bug::ExpiredExecuted) {
-                true => Verdict::Execute,
-                false => Verdict::Answer(Reply::Failed(Failure::SessionExpired)),
-            };
+            return planted!(
+                ExpiredExecuted,
+                Verdict::Execute,
+                Verdict::Answer(Reply::Failed(Failure::SessionExpired))
+            );
         };
         if session.used != index || self.from > 0 {
             self.undo.push(Undo::Used(tag.session, session.used));
@@ -307,7 +308,7 @@ impl Sessions {
             return Verdict::Answer(Reply::Failed(Failure::StaleSequence));
         }
         match session.replies.get(tag.seq) {
-            Some(_) if planted::has(Bug::DuplicatesExecuted) => Verdict::Execute,
+            Some(_) if planted!(DuplicatesExecuted) => Verdict::Execute,
             Some(reply) => Verdict::Answer(reply.clone()),
             None => Verdict::Execute,
         }

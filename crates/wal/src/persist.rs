@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use cyclone_pmem::Area;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::unless_planted;
 use cyclone_wire::ring::HardState;
 
 use crate::ring::{Batch, Persisted, Ring, RingError, check_members};
@@ -152,17 +152,17 @@ pub fn persist_all<'r, E: 'r>(
 
 /// Makes durable what has been written.
 fn commit_batches<E>(written: &mut [Result<Open<'_>, E>]) {
-    if !planted::has(Bug::RecordsNotFenced) {
-        fence(written, PendingBatch::has_entries);
-    }
+    unless_planted!(RecordsNotFenced, fence(written, PendingBatch::has_entries));
     written.iter_mut().flatten().for_each(publish_slots);
-    if !planted::has(Bug::CommitBeforeEntries) {
-        fence(written, PendingBatch::covers_own_entries);
-    }
+    unless_planted!(
+        CommitBeforeEntries,
+        fence(written, PendingBatch::covers_own_entries)
+    );
     written.iter_mut().flatten().for_each(write_hard_state);
-    if !planted::has(Bug::AckBeforeFence) {
-        fence(written, |one| one.has_entries() || one.has_state);
-    }
+    unless_planted!(
+        AckBeforeFence,
+        fence(written, |one| one.has_entries() || one.has_state)
+    );
     written.iter_mut().flatten().for_each(copy_hard_state);
     for (ring, _) in written.iter_mut().flatten() {
         ring.is_open = false;

@@ -3,7 +3,7 @@
 //! reason to shorten the log.
 
 use cyclone_pmem::{Area, Pool};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::ring::{
     ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
     RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot_offset,
@@ -129,7 +129,7 @@ impl Ring {
             let (facts, meta) = self.examine_index(index, prev_term);
             let meta = match (decide(&facts), meta) {
                 (Decision::End, _) => break,
-                (Decision::Corrupt(_), _) if planted::has(Bug::RotTruncates) => break,
+                (Decision::Corrupt(_), _) if planted!(RotTruncates) => break,
                 (Decision::Corrupt(what), _) => return Err(RingError::Corrupt { index, what }),
                 (Decision::Keep, meta) => meta.ok_or(RingError::Corrupt {
                     index,
@@ -268,7 +268,7 @@ impl Ring {
         let stale: Vec<u64> = (first + count..first + slots)
             .filter(|index| self.area.load_u64(SLOTS_AT + (index & (slots - 1)) * 8) != 0)
             .collect();
-        for &index in stale.iter().filter(|_| !planted::has(Bug::StaleSlotsKept)) {
+        for &index in stale.iter().filter(|_| !planted!(StaleSlotsKept)) {
             self.null_slots(index, 1);
         }
         stale.len() as u64

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use cyclone_pmem::{Payload, Pool, Segment};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::{planted, unless_planted};
 use cyclone_wire::ring::{
     ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
     RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
@@ -102,9 +102,10 @@ impl Ring {
             let offset = self.meta(index).map_or(0, |meta| meta.offset);
             self.area.store_u64(at, slot(offset, index));
         }
-        if !planted::has(Bug::SlotsNotFlushed) {
-            self.flush_slots(entries.start, entries.end - entries.start);
-        }
+        unless_planted!(
+            SlotsNotFlushed,
+            self.flush_slots(entries.start, entries.end - entries.start)
+        );
     }
 
     /// Writes and flushes a record; the caller fences.
@@ -144,9 +145,7 @@ impl Ring {
         for (place, part) in entry.payload.parts().iter().enumerate() {
             match (part, pieces.get(place)) {
                 (Segment::Frame(frame), Some(Piece::Extent { .. })) => {
-                    if !planted::has(Bug::FramesNotFlushed) {
-                        frame.flush();
-                    }
+                    unless_planted!(FramesNotFlushed, frame.flush());
                     self.kept_bytes += frame.len() as u64;
                     parts.push(Part::Extent(frame.clone()));
                 }
@@ -162,10 +161,11 @@ impl Ring {
                 }
             }
         }
-        if !planted::has(Bug::RecordsNotFlushed) {
+        unless_planted!(
+            RecordsNotFlushed,
             self.area
-                .flush(self.records_at + offset, at - self.records_at - offset);
-        }
+                .flush(self.records_at + offset, at - self.records_at - offset)
+        );
         self.tail = offset + bytes;
         self.used += bytes + skipped;
         self.metas.push_back(Meta {
@@ -282,18 +282,18 @@ impl Ring {
         self.area.fence();
     }
 
-    /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is
-    /// nulled first, so that a crash in between leaves a log that ends there.
-    pub(crate) fn truncate(&mut self, from: u64) {
-        let count = self.last_index() + 1 - from;
-        if planted::has(Bug::SuffixNotNulled) {
-            // Nothing.
-        } else if count == 1 {
-            self.null_slots(from, 1);
-        } else {
-            self.null_slots(from, 1);
+    /// Nulls the first slot first, so that a crash in between leaves a log that ends there.
+    fn null_suffix(&mut self, from: u64, count: u64) {
+        self.null_slots(from, 1);
+        if count > 1 {
             self.null_slots(from + 1, count - 1);
         }
+    }
+
+    /// Removes a conflicting suffix durably, before its indexes are used again.
+    pub(crate) fn truncate(&mut self, from: u64) {
+        let count = self.last_index() + 1 - from;
+        unless_planted!(SuffixNotNulled, self.null_suffix(from, count));
         let keep = (from - self.anchor.first) as usize;
         let removed: u64 = self
             .metas
@@ -322,11 +322,12 @@ impl Ring {
         }
         let prev_term = self.term(through).unwrap_or(0);
         let count = through + 1 - first;
-        if planted::has(Bug::TrimNotWritten) {
-            self.anchor = self.anchor_at(through + 1, prev_term, false);
-        } else {
-            self.write_anchor(self.anchor_at(through + 1, prev_term, false));
-        }
+        let anchor = self.anchor_at(through + 1, prev_term, false);
+        planted!(
+            TrimNotWritten,
+            self.anchor = anchor,
+            self.write_anchor(anchor)
+        );
         self.null_slots(first, count);
         let freed: u64 = self
             .metas
@@ -386,17 +387,15 @@ impl Ring {
     pub(crate) fn write_hard_state(&mut self, state: HardState) {
         self.hard_seq += 1;
         self.hard_state = state;
-        self.put_hard_state(match planted::has(Bug::HardStateInPlace) {
-            true => 0,
-            false => self.hard_seq % 2,
-        });
+        self.put_hard_state(planted!(HardStateInPlace, 0, self.hard_seq % 2));
     }
 
     /// Copies the hard state, durable in its own slot, into the other; the next fence waits for it.
     pub(crate) fn copy_hard_state(&mut self) {
-        if !planted::has(Bug::HardStateInPlace) {
-            self.put_hard_state((self.hard_seq + 1) % 2);
-        }
+        unless_planted!(
+            HardStateInPlace,
+            self.put_hard_state((self.hard_seq + 1) % 2)
+        );
     }
 
     pub(crate) fn put_hard_state(&mut self, slot: u64) {

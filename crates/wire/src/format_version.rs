@@ -104,7 +104,7 @@ impl fmt::Display for UnsupportedFormat {
 
 impl std::error::Error for UnsupportedFormat {}
 
-/// What programs of an earlier format version do not read. Whoever writes it asks
+/// What programs of an earlier format version do not read. A writer asks
 /// [`FormatVersion::allows`] first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {

@@ -25,6 +25,41 @@ pub fn plant(bug: Option<Bug>) {
     CURRENT.store(number, std::sync::atomic::Ordering::Relaxed);
 }
 
+/// One line beside the code that it breaks. `planted!(Bug)` is whether it is planted,
+/// `planted!(Bug => wrong)` does something wrong, and `planted!(Bug, wrong, right)` is a value.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __planted {
+    ($bug:ident) => {
+        $crate::planted::has($crate::planted::Bug::$bug)
+    };
+    ($bug:ident => $wrong:expr) => {
+        if $crate::planted::has($crate::planted::Bug::$bug) {
+            $wrong
+        }
+    };
+    ($bug:ident, $wrong:expr, $right:expr $(,)?) => {
+        if $crate::planted::has($crate::planted::Bug::$bug) {
+            $wrong
+        } else {
+            $right
+        }
+    };
+}
+
+/// What a planted bug leaves out.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __unless_planted {
+    ($bug:ident, $right:expr $(,)?) => {
+        if !$crate::planted::has($crate::planted::Bug::$bug) {
+            $right
+        }
+    };
+}
+
+pub use {__planted as planted, __unless_planted as unless_planted};
+
 macro_rules! bugs {
     ($($(#[doc = $doc:literal])* $bug:ident = $name:literal,)*) => {
         /// The bugs that can be planted.

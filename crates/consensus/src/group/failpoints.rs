@@ -1,5 +1,7 @@
 //! The planted bugs of a group: nothing in programs that are built without them.
 
+use cyclone_wire::planted::planted;
+
 use super::*;
 
 impl Group {
@@ -7,24 +9,21 @@ impl Group {
     pub(super) fn planted_step(&mut self, message: &mut RaftMessage, payloads: &Payload) {
         let raft = &mut self.raw.raft;
         let append = message.kind == RaftKind::Append;
-        if planted::has(Bug::OldTermAccepted) && append && message.term < raft.term {
+        if planted!(OldTermAccepted) && append && message.term < raft.term {
             message.term = raft.term;
             raft.leader_id = message.from;
         }
-        if planted::has(Bug::VoteTwice)
-            && message.kind == RaftKind::Vote
-            && message.term == raft.term
-        {
+        if planted!(VoteTwice) && message.kind == RaftKind::Vote && message.term == raft.term {
             (raft.vote, raft.leader_id) = (0, 0);
         }
-        if planted::has(Bug::FramesLeaked) && append && message.index < raft.raft_log.committed {
+        if planted!(FramesLeaked) && append && message.index < raft.raft_log.committed {
             std::mem::forget(payloads.clone());
         }
     }
 
     /// Those of time that passes.
     pub(super) fn planted_tick(&mut self) {
-        if !planted::has(Bug::AckInvented) || !self.is_leader() {
+        if !planted!(AckInvented) || !self.is_leader() {
             return;
         }
         let (own, raft) = (self.config.id, &mut self.raw.raft);

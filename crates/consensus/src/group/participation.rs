@@ -7,6 +7,8 @@
 //! | `Follower` | as Raft has it | no |
 //! | `Full` | as Raft has it | as Raft has it |
 
+use cyclone_wire::planted::planted;
+
 use super::*;
 
 /// How much a replica takes part.
@@ -176,7 +178,7 @@ impl Group {
     /// acknowledged.
     pub fn forget_acknowledged(&mut self, peer: u64, last: u64) -> Option<u64> {
         self.flush_proposals();
-        if !self.is_leader() || planted::has(Bug::LostKeepsCounting) {
+        if !self.is_leader() || planted!(LostKeepsCounting) {
             return None;
         }
         let own_last = self.raw.raft.raft_log.last_index();
@@ -218,7 +220,7 @@ impl Group {
     fn check_claim(&mut self, message: &RaftMessage, acknowledged: u64) {
         let (term, last) = (self.raw.raft.term, self.raw.raft.raft_log.last_index());
         let is_possible = message.term == term && acknowledged <= last;
-        if is_possible || message.term < term || planted::has(Bug::ClaimIgnored) {
+        if is_possible || message.term < term || planted!(ClaimIgnored) {
             return;
         }
         let is_for_us = message.to == self.config.id && message.log == self.config.log;

@@ -14,7 +14,7 @@ use crate::change::{Draft, Weights, at_rest};
 use crate::codec::{LeaderRecord, Leases};
 use crate::config::{ConfigError, Configuration, MAX_MEMBERS, Member, ServerId, ShardId, Standing};
 use crate::message::{Hello, ToServer};
-use crate::planted::{self, Mistake};
+use crate::planted::planted;
 use crate::store::{Answer, Key, Record, Report, Request, Revision, Ticket};
 
 /// Commands that may wait.
@@ -530,8 +530,8 @@ impl Leading {
             .config
             .up()
             .all(|member| self.roll.adopted(member.id) >= term);
-        let fenced = now_us >= self.fence_us || planted::has(Mistake::LeaseNotAwaited);
-        let adopted = adopted || planted::has(Mistake::AdoptionNotAwaited);
+        let fenced = now_us >= self.fence_us || planted!(LeaseNotAwaited);
+        let adopted = adopted || planted!(AdoptionNotAwaited);
         if self.committed >= term || !adopted || !fenced {
             return;
         }

@@ -3,7 +3,7 @@
 
 use super::{Event, LeaseRenewal, StepContext};
 use crate::codec::{LeaderRecord, Leases};
-use crate::planted::{self, Mistake};
+use crate::planted::planted;
 use crate::store::{Answer, Key, Record, Report, Request, Revision};
 
 /// A manager that watches.
@@ -96,14 +96,14 @@ impl Standby {
         if let Some((record, since_us)) = &self.seen {
             let last = LeaderRecord::decode(&record.value).ok();
             let out = last.and_then(|office| office.leases);
-            let out = out.filter(|_| !planted::has(Mistake::OwnLeasesAssumed));
+            let out = out.filter(|_| !planted!(OwnLeasesAssumed));
             // The holder takes the drift off; a whole lease on this clock is enough: the holder's,
             // which may be longer than one's own.
             let own_us = desk.rules.manager_lease_us;
             let wait_us = out.map_or(own_us, |out| out.manager_lease_us.max(own_us));
             let is_vacant = record.revision == 0;
             let still = now_us.saturating_sub(*since_us) >= wait_us;
-            if is_vacant || still || planted::has(Mistake::OfficeSeized) {
+            if is_vacant || still || planted!(OfficeSeized) {
                 let expected = record.revision;
                 let lease_us = desk.rules.lease_us;
                 let office = LeaderRecord {

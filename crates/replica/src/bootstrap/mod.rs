@@ -25,7 +25,7 @@ use cyclone_consensus::{Diverged, Participation};
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_wire::bootstrap::{LogReport, Phase, Report};
 use cyclone_wire::envelope;
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::raftmsg::Members;
 
 use crate::config::Config;
@@ -88,10 +88,7 @@ impl Bootstrap {
                 line,
             })?,
         };
-        let state = match planted::has(Bug::BootstrapWithoutAsking) {
-            true => State::Member,
-            false => state,
-        };
+        let state = planted!(BootstrapWithoutAsking, State::Member, state);
         if config.bootstrap && state.is_full() {
             tracing::warn!(
                 "--bootstrap is superfluous: this replica has been a member of its cluster before"
@@ -374,7 +371,7 @@ impl Node {
             target.is_some_and(reached)
         };
         let mut logs = self.logs.iter().zip(&self.bootstrap.targets);
-        if logs.all(caught_up) || self.is_one_of_two() || planted::has(Bug::VotesBeforeCaughtUp) {
+        if logs.all(caught_up) || self.is_one_of_two() || planted!(VotesBeforeCaughtUp) {
             let commits: Vec<u64> = self.logs.iter().map(|log| log.group.commit()).collect();
             tracing::warn!(?commits, "this replica has caught up, and votes again");
             self.enter(State::Member)?;
@@ -459,7 +456,7 @@ impl Node {
             let members = self.latest_members(log).ok_or(Missing::Membership)?;
             let missing = voters_of(&members).filter(|id| *id != own && !answers.contains_key(id));
             let missing: BTreeSet<u64> = missing.collect();
-            let is_awaited = !planted::has(Bug::TermsNotAwaited);
+            let is_awaited = !planted!(TermsNotAwaited);
             if !missing.is_empty() && is_awaited {
                 return Err(Missing::Terms(missing));
             }

@@ -1,5 +1,7 @@
 //! What becomes of commands whose entries are in flight when leadership is lost.
 
+use cyclone_wire::planted::planted;
+
 use super::*;
 
 impl PhysicalLog {
@@ -13,10 +15,11 @@ impl PhysicalLog {
             origins,
             since_us,
         };
-        let at = match planted::has(Bug::EarlierTermForgotten) {
-            true => self.in_flight.len(),
-            false => self.in_flight.partition_point(|other| other.index <= index),
-        };
+        let at = planted!(
+            EarlierTermForgotten,
+            self.in_flight.len(),
+            self.in_flight.partition_point(|other| other.index <= index)
+        );
         self.in_flight.insert(at, ours);
     }
 
@@ -52,9 +55,7 @@ impl PhysicalLog {
             let late = self.reads.give_up(now_us);
             answers.extend(late.map(|read| (read.origin, Outcome::Busy)));
         }
-        if planted::has(Bug::WaitersForgotten) {
-            return;
-        }
+        planted!(WaitersForgotten => return);
         if self.group.is_leader() {
             // Those of an earlier time as leader may lie beyond the log's end, where nothing may
             // come for long.
@@ -80,17 +81,17 @@ impl PhysicalLog {
                     .map(|origin| (origin, Outcome::NotLeader(leader))),
             );
         }
-        if planted::has(Bug::InFlightIsLost) {
-            for ours in self.in_flight.drain(..) {
-                self.pending -= ours.origins.len();
-                let lost = ours
-                    .origins
-                    .into_iter()
-                    .map(|origin| (origin, Outcome::Lost));
-                answers.extend(lost);
-            }
-        }
+        planted!(InFlightIsLost => self.lose_in_flight(answers));
         self.give_up_late(now_us, answers);
+    }
+
+    /// A planted bug: what is in flight is answered as certainly not done.
+    fn lose_in_flight(&mut self, answers: &mut Vec<(Origin, Outcome)>) {
+        for ours in self.in_flight.drain(..) {
+            self.pending -= ours.origins.len();
+            let lost = ours.origins.into_iter();
+            answers.extend(lost.map(|origin| (origin, Outcome::Lost)));
+        }
     }
 
     /// Refuses what has been taken in and not proposed; entries without commands take its places,

@@ -2,6 +2,7 @@
 
 use super::*;
 
+#[allow(private_bounds)]
 impl<K: Kv> KvMachine<K> {
     /// Applies the last entry of each log a second time.
     pub(super) fn forget_last_applied(&self) -> Result<(), ApplyError> {

@@ -3,6 +3,7 @@
 
 use cyclone_wire::batch;
 use cyclone_wire::command::{Command, Operation};
+use cyclone_wire::planted::{planted, unless_planted};
 use cyclone_wire::reply::Failure;
 use cyclone_wire::work;
 
@@ -117,9 +118,7 @@ impl<K: Kv> KvMachine<K> {
                 self.membership.raise_format_version(changes, version)?
             }
             Operation::SetClock { time_ms } => {
-                if !planted::has(Bug::ClockNotSetBack) {
-                    *clock_ms = time_ms;
-                }
+                unless_planted!(ClockNotSetBack, *clock_ms = time_ms);
                 Reply::Ok
             }
             ref operation => {
@@ -195,8 +194,7 @@ impl<K: Kv> KvMachine<K> {
             if rest.wants_replies {
                 ran.replies.push(reply);
             }
-            let exceeds_portion =
-                overlay.work.part() >= portion && !planted::has(Bug::CallUnbounded);
+            let exceeds_portion = overlay.work.part() >= portion && !planted!(CallUnbounded);
             if exceeds_portion
                 && rest.is_divisible
                 && position + 1 < count
@@ -209,7 +207,7 @@ impl<K: Kv> KvMachine<K> {
         for share in shares.iter_mut() {
             share.sessions.end_part(share.index, changes);
         }
-        ran.ends_call = overlay.work.call() >= portion && !planted::has(Bug::CallUnbounded);
+        ran.ends_call = overlay.work.call() >= portion && !planted!(CallUnbounded);
         Ok(ran)
     }
 }

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use cyclone_wire::flash::{FlashMode, FlashSuperblock, PAGE_BYTES};
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::ring::HardState;
 
 use super::buffer::Buffers;
@@ -340,7 +340,7 @@ impl FlashLog {
         if let Some(error) = unreadable.get(&(tail % pages)) {
             return Err((*error).into());
         }
-        if tail < durable && !planted::has(Bug::FlashGapIsEnd) {
+        if tail < durable && !planted!(FlashGapIsEnd) {
             let what = "it was durable, and is not there";
             return Err(FlashError::Corrupt { page: tail, what });
         }

@@ -8,7 +8,7 @@ use cyclone_wire::flash::{
     ENTRY_HEAD_BYTES, EntryHead, FlashMode, ObjectKind, PAGE_BYTES, PAGE_HEADER_BYTES, PageHeader,
     RECORD_HEAD_BYTES, encode_reset, record_head,
 };
-use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::planted::planted;
 use cyclone_wire::ring::HardState;
 
 use self::place::entry_head;
@@ -447,7 +447,7 @@ impl FlashLog {
             return;
         };
         let result = match completion.result {
-            Err(_) if planted::has(Bug::FlashErrorIgnored) => Ok(()),
+            Err(_) if planted!(FlashErrorIgnored) => Ok(()),
             result => result,
         };
         match result {

@@ -4,7 +4,7 @@ use super::Leading;
 use crate::config::{ServerId, Standing};
 use crate::manager::StepContext;
 use crate::message::{FromServer, Hello, Load, Refusal, ToServer};
-use crate::planted::{self, Mistake};
+use crate::planted::planted;
 
 impl Leading {
     pub(super) fn hear(&mut self, now_us: u64, message: FromServer, desk: &mut StepContext) {
@@ -104,7 +104,7 @@ impl Leading {
                 .member(id)
                 .is_none_or(|next| next.standing == Standing::Down || next.session != session)
         });
-        let current = adopted >= member.since || planted::has(Mistake::LeaseBeforeAdoption);
+        let current = adopted >= member.since || planted!(LeaseBeforeAdoption);
         if current && !leaving && self.settled_in && self.in_office(now_us) {
             self.roll.granted(now_us, id, desk.rules);
             desk.send(
