@@ -3,6 +3,7 @@
 mod fake;
 
 use cyclone_client::{ClientCore, ClientError, CoreConfig, NotDone};
+use cyclone_test_support::Random;
 use cyclone_wire::client::{Status, put_response};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::envelope;
@@ -490,9 +491,9 @@ fn nonsense_is_ignored() {
     let mut stage = Stage::new();
     stage.incr(b"k");
     stage.transmit();
-    let mut random = fake::Random(5);
+    let mut random = Random::new(5);
     for length in 0..2000usize {
-        let mut message: Vec<u8> = (0..length % 60).map(|_| random.next() as u8).collect();
+        let mut message: Vec<u8> = (0..length % 60).map(|_| random.draw() as u8).collect();
         if let Some(first) = message.first_mut() {
             *first = envelope::CLIENT_RESPONSE;
         }
