@@ -404,7 +404,10 @@ fn who_joins_does_not_vote() {
         let mut message = RaftMessage::new(support::SPEC.log, kind, 1, 2, 9);
         (message.index, message.log_term) = (50, 8);
         let stepped = group.step(message, Payload::new());
-        assert!(matches!(stepped, Err(StepError::Misdirected { .. })));
+        assert!(
+            matches!(stepped, Err(StepError::Misdirected { .. })),
+            "{kind:?}"
+        );
     }
     assert_eq!((group.vote(), group.role()), (0, Role::Follower));
 }

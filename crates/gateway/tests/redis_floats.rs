@@ -85,7 +85,7 @@ fn sums_of_floats_are_those_of_redis() {
                 client.send(&line);
                 client.reply()
             });
-            found.extend(difference(&line, &we, &they));
+            found.extend(difference(&format!("{command}: {line}"), &we, &they));
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

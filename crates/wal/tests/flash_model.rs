@@ -306,7 +306,7 @@ fn lost_and_misdirected_writes_are_noticed() {
             page,
             what: "it is not what was written",
         };
-        assert_eq!(missing, Err(expected));
+        assert_eq!(missing, Err(expected), "{misdirect:?}");
         let opened = open_flash(&levels.disk.copy(1), FlashMode::Second);
         assert!(
             matches!(opened.map(|_| ()), Err(FlashError::Corrupt { .. })),
@@ -382,8 +382,8 @@ fn a_bad_page_costs_only_the_entries_in_it() {
                 match fetched.result {
                     Ok(entries) => {
                         for (entry, index) in entries.iter().zip(index..) {
-                            assert_eq!((entry.index, entry.term), (index, 1));
-                            assert_eq!(entry.payload, bytes(index, 1, 500));
+                            assert_eq!((entry.index, entry.term), (index, 1), "{to:?}");
+                            assert_eq!(entry.payload, bytes(index, 1, 500), "{to:?}");
                         }
                     }
                     Err(FetchError::Device { index: told, .. }) => {

@@ -285,8 +285,8 @@ fn serials_go_on_from_one_life_to_the_next() {
         drop(owner);
         owner = ShmEndpoint::open(pair.directory.path(), "owner", config()).expect("open");
         let after = owner.register(0, 64, Access::ALL, Token(1)).expect("key");
-        assert_ne!(before.id, after.id);
-        assert!(former != 1 << 47 || after.id >> 16 > former);
+        assert_ne!(before.id, after.id, "{former:?}");
+        assert!(former != 1 << 47 || after.id >> 16 > former, "{former:?}");
     }
 }
 

@@ -212,8 +212,8 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     until(|| !draft.exists());
     for (log, entries) in (0_u16..).zip(&all) {
         let (last, term) = writer.end_of(log);
-        assert_eq!(last, half[usize::from(log)].len() as u64);
-        assert_eq!(term, entries[last as usize - 1].term);
+        assert_eq!(last, half[usize::from(log)].len() as u64, "{log:?}");
+        assert_eq!(term, entries[last as usize - 1].term, "{log:?}");
         writer.write(part(log, entries, last + 1, entries.len() as u64, 0));
     }
     writer.close();
@@ -226,7 +226,7 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
         let mut clock = 0;
         for (read, entry) in read.iter().zip(entries) {
             clock = clock.max(entry.stamp_ms);
-            assert_eq!(read.clock_ms, clock);
+            assert_eq!(read.clock_ms, clock, "{log:?}");
         }
     }
     let other = ArchiveDir::open(&[directory.path().to_owned()], CLUSTER + 1).expect("shelf");
