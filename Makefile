@@ -20,7 +20,7 @@ MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-pac
 # The unit tests of everything below the program, without RocksDB.
 CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --lib -p cyclone-allocator -p cyclone-pmem \
 	-p cyclone-wire -p cyclone-wal -p cyclone-packet -p cyclone-consensus -p cyclone-store -p cyclone-replica -p cyclone-gateway \
-	-p cyclone-client -p cyclone-pmkv
+	-p cyclone-client -p cyclone-pmkv -p cyclone-test-support
 FAST := --profile sim --locked -p cyclone-sim
 SIM := $(TARGET)/sim/cyclone-sim
 

@@ -3,6 +3,7 @@
 mod fake;
 
 use cyclone_client::{ClientCore, ClientError, CoreConfig, NotDone};
+use cyclone_test_support::Random;
 use cyclone_wire::client::{Status, put_response};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::envelope;
@@ -387,7 +388,11 @@ fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
             second = stage.transmit();
         }
         stage.answer(&second, &Status::TooLarge);
-        assert_eq!(stage.core.completions().next(), None);
+        assert_eq!(
+            stage.core.completions().next(),
+            None,
+            "{first_says:?}, {told:?}"
+        );
         match first_says {
             Some(status) => stage.answer(&first, &status),
             None => {
@@ -398,7 +403,11 @@ fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
                 }
             }
         }
-        assert_eq!(stage.core.completions().next(), Some((ticket, told)));
+        assert_eq!(
+            stage.core.completions().next(),
+            Some((ticket, told)),
+            "{first_says:?}, {told:?}"
+        );
     }
 }
 
@@ -490,9 +499,9 @@ fn nonsense_is_ignored() {
     let mut stage = Stage::new();
     stage.incr(b"k");
     stage.transmit();
-    let mut random = fake::Random(5);
+    let mut random = Random::new(5);
     for length in 0..2000usize {
-        let mut message: Vec<u8> = (0..length % 60).map(|_| random.next() as u8).collect();
+        let mut message: Vec<u8> = (0..length % 60).map(|_| random.draw() as u8).collect();
         if let Some(first) = message.first_mut() {
             *first = envelope::CLIENT_RESPONSE;
         }
@@ -520,52 +529,6 @@ fn nonsense_is_ignored() {
         }
     }
     assert_eq!(stage.settle()[0].1, Ok(Reply::Int(1)));
-}
-
-#[test]
-#[ignore = "a measurement: run with --ignored --nocapture"]
-fn cost_per_operation() {
-    let mut stage = Stage::new();
-    stage.warm_up();
-    let mut out: Messages = Vec::new();
-    let value = [7u8; 100];
-    let mut answers: Messages = Vec::new();
-    let mut busy = std::time::Duration::ZERO;
-    let (rounds, inflight) = (10_000u32, 256u32);
-    for round in 0..rounds {
-        let begun = std::time::Instant::now();
-        for n in 0..inflight {
-            let key = (round * inflight + n).to_be_bytes();
-            stage.core.submit(
-                stage.now_us,
-                &Operation::Append {
-                    key: &key,
-                    value: &value,
-                },
-            );
-        }
-        stage.core.transmit(stage.now_us, &mut out);
-        busy += begun.elapsed();
-        for (node, message) in out.drain(..) {
-            let mut answer = vec![envelope::CLIENT_RESPONSE];
-            parse(&message)
-                .iter()
-                .for_each(|(id, _)| put_response(&mut answer, *id, &Status::Done(Reply::Ok)));
-            answers.push((node, answer));
-            stage.core.recycle(message);
-        }
-        stage.now_us += 500;
-        let begun = std::time::Instant::now();
-        for (node, answer) in answers.drain(..) {
-            stage.core.on_message(stage.now_us, node, &answer);
-        }
-        assert_eq!(stage.core.completions().count(), inflight as usize);
-        busy += begun.elapsed();
-    }
-    println!(
-        "{} ns per operation",
-        busy.as_nanos() / u128::from(rounds * inflight)
-    );
 }
 
 /// Answers that take longer than the client's first patience tell it how long they take: it does

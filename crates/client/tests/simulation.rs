@@ -8,9 +8,10 @@ mod fake;
 use std::collections::{BTreeMap, HashMap};
 
 use cyclone_client::{ClientCore, ClientError, CoreConfig, NotDone, Ticket};
+use cyclone_test_support::Random;
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::Reply;
-use fake::{Cluster, Mood, Random};
+use fake::{Cluster, Mood};
 
 /// Chances in percent per message or command.
 #[derive(Clone, Copy, Default)]
@@ -46,7 +47,7 @@ fn run(seed: u64, count: usize, inflight: usize, faults: Faults) -> Run {
         Change,
         Expire,
     }
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut cluster = Cluster::new();
     let nodes = (1..=3)
         .map(|id| (id, format!("10.0.0.{id}:7000")))
@@ -326,7 +327,7 @@ fn leader_changes_lose_nothing() {
 fn outcomes_are_true_under_all_faults() {
     let (mut ok, mut all) = (0, 0);
     for seed in seeds(300) {
-        let mut random = Random(!seed);
+        let mut random = Random::new(!seed);
         let faults = Faults {
             loss: random.below(30),
             duplicate: random.below(30),

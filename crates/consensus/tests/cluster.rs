@@ -4,6 +4,7 @@
 mod support;
 
 use cyclone_consensus::{ProposeError, RequestError, Role};
+use cyclone_test_support::Random;
 use cyclone_wal::flash::FlashMode;
 use support::{Cluster, elect, payload};
 
@@ -14,15 +15,15 @@ fn chaos(seed: u64, steps: u64) -> Cluster {
 fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
     let mut proposed = 0;
     for _ in 0..steps {
-        let at = cluster.dice.below(3) as usize;
-        match cluster.dice.below(100) {
+        let at = cluster.random.below(3) as usize;
+        match cluster.random.below(100) {
             0..30 if !cluster.network.is_empty() => {
-                let pick = cluster.dice.below(cluster.network.len() as u64) as usize;
+                let pick = cluster.random.below(cluster.network.len() as u64) as usize;
                 let (to, bytes) = cluster.network.swap_remove(pick);
-                if cluster.dice.chance(10) {
+                if cluster.random.chance(10) {
                     continue;
                 }
-                if cluster.dice.chance(10) {
+                if cluster.random.chance(10) {
                     cluster.network.push((to, bytes.clone()));
                 }
                 cluster.deliver(to, &bytes);
@@ -32,13 +33,13 @@ fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
                 cluster.deliver(to, &bytes);
             }
             50..60 => {
-                let quiet = cluster.dice.chance(50);
+                let quiet = cluster.random.chance(50);
                 cluster.nodes[at].group.set_idle(quiet);
                 cluster.nodes[at].group.tick(1);
             }
             60..75 => {
-                let len = cluster.dice.below(500) as usize;
-                let burst = cluster.dice.below(6);
+                let len = cluster.random.below(500) as usize;
+                let burst = cluster.random.below(6);
                 if let Some(leader) = cluster.leader() {
                     for _ in 0..burst {
                         proposed += 1;
@@ -51,9 +52,9 @@ fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
                 let node = &mut cluster.nodes[at];
                 node.group.release(node.applied).unwrap();
             }
-            98 if cluster.dice.chance(30) => cluster.crash(at),
+            98 if cluster.random.chance(30) => cluster.crash(at),
             99 => {
-                let to = cluster.dice.below(3) + 1;
+                let to = cluster.random.below(3) + 1;
                 let node = &mut cluster.nodes[at];
                 let _ = node.group.transfer_leader(to);
                 node.flushed = node.applied;
@@ -302,7 +303,7 @@ fn a_lossy_path_carries_what_is_waiting() {
     let leader = elect(&mut cluster);
     let far = (leader + 1) % 3;
     let far_id = cluster.nodes[far].id;
-    let mut dice = support::Dice(7);
+    let mut random = Random::new(7);
     let round = |cluster: &mut Cluster, arrives: &mut dyn FnMut(u64, usize) -> bool| {
         (0..3).for_each(|at| cluster.drain(at));
         for (to, bytes) in std::mem::take(&mut cluster.network) {
@@ -324,7 +325,7 @@ fn a_lossy_path_carries_what_is_waiting() {
         (0..4).for_each(|_| {
             round(&mut cluster, &mut |to, len| {
                 sent += if to == far_id { len } else { 0 };
-                to != far_id || (0..len.div_ceil(1400)).all(|_| dice.chance(84))
+                to != far_id || (0..len.div_ceil(1400)).all(|_| random.chance(84))
             });
         });
     }

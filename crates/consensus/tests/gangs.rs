@@ -5,28 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cyclone_consensus::{Decision, GangTable};
+use cyclone_test_support::Random;
 use cyclone_wire::gang::{Head, Kind, Nonce};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.draw() % bound
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 type Entry = (u64, Option<Head>);
 
@@ -223,7 +203,7 @@ impl<'a> Replica<'a> {
 #[test]
 fn all_replicas_decide_alike_whatever_happens_to_them() {
     for seed in 0..3_000u64 {
-        let random = &mut Random(seed);
+        let random = &mut Random::new(seed);
         let count = 2 + random.below(6) as usize;
         let logs = logs(random, count);
         let expected = truth(&logs);
@@ -306,7 +286,7 @@ fn every_combination_of_votes() {
                 .any(|held| matches!(held, Part | Abort | PartThenMoved));
             let applied = decided && !none_held && !moved && !held.contains(&Abort);
             for seed in 0..20 {
-                let random = &mut Random(seed);
+                let random = &mut Random::new(seed);
                 let mut replica = Replica::start(
                     &logs,
                     Durable {

@@ -41,13 +41,13 @@ impl Changing {
             if !members.contains(id) {
                 continue;
             }
-            match self.cluster.dice.below(10) {
+            match self.cluster.random.below(10) {
                 0 => {}
                 1..3 => learners.push(id),
                 _ => voters.push(id),
             }
         }
-        if self.cluster.nodes.len() < 7 && self.cluster.dice.chance(40) {
+        if self.cluster.nodes.len() < 7 && self.cluster.random.chance(40) {
             let id = self.cluster.nodes.len() as u64 + 1;
             learners.push(id);
         }
@@ -77,15 +77,15 @@ impl Changing {
         for _ in 0..steps {
             let count = self.cluster.nodes.len() as u64;
             let cluster = &mut self.cluster;
-            let at = cluster.dice.below(count) as usize;
-            match cluster.dice.below(100) {
+            let at = cluster.random.below(count) as usize;
+            match cluster.random.below(100) {
                 0..30 if !cluster.network.is_empty() => {
-                    let pick = cluster.dice.below(cluster.network.len() as u64) as usize;
+                    let pick = cluster.random.below(cluster.network.len() as u64) as usize;
                     let (to, bytes) = cluster.network.swap_remove(pick);
-                    if cluster.dice.chance(10) {
+                    if cluster.random.chance(10) {
                         continue;
                     }
-                    if cluster.dice.chance(10) {
+                    if cluster.random.chance(10) {
                         cluster.network.push((to, bytes.clone()));
                     }
                     self.deliver(to, &bytes);
@@ -95,7 +95,7 @@ impl Changing {
                     self.deliver(to, &bytes);
                 }
                 52..60 => {
-                    let quiet = cluster.dice.chance(50);
+                    let quiet = cluster.random.chance(50);
                     cluster.nodes[at].group.set_idle(quiet);
                     cluster.nodes[at].group.tick(1);
                 }
@@ -113,7 +113,7 @@ impl Changing {
                     let node = &mut cluster.nodes[at];
                     node.group.release(node.applied).unwrap();
                 }
-                97 if cluster.dice.chance(50) => {
+                97 if cluster.random.chance(50) => {
                     // Flash that was never written to is no replica's memory yet.
                     let flash = cluster.nodes[at].group.flash();
                     if flash.is_none_or(|flash| flash.durable_page() > 0) {
@@ -404,7 +404,10 @@ fn who_joins_does_not_vote() {
         let mut message = RaftMessage::new(support::SPEC.log, kind, 1, 2, 9);
         (message.index, message.log_term) = (50, 8);
         let stepped = group.step(message, Payload::new());
-        assert!(matches!(stepped, Err(StepError::Misdirected { .. })));
+        assert!(
+            matches!(stepped, Err(StepError::Misdirected { .. })),
+            "{kind:?}"
+        );
     }
     assert_eq!((group.vote(), group.role()), (0, Role::Follower));
 }

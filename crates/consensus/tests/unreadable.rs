@@ -181,11 +181,11 @@ fn a_page_that_rotted_is_left_behind() {
             node.flushed = through - 1;
             assert!(
                 node.group.discard_unreadable(node.flushed),
-                "a flush would help"
+                "a flush would help: {mode:?}"
             );
             go_on_without(&mut cluster, leader, behind, 20);
             let still = cluster.nodes[leader].group.replay_through();
-            assert_eq!(still, through, "what the store lacks stays");
+            assert_eq!(still, through, "what the store lacks stays: {mode:?}");
         }
         for _ in 0..20 {
             let node = &mut cluster.nodes[leader];

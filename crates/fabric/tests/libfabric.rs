@@ -57,7 +57,8 @@ fn writes_reads_and_flushes_reach_the_right_bytes() {
                 assert_eq!(read, bytes, "{provider}: {len} bytes at {offset}");
                 assert_eq!(
                     pair.target.memory().read_vec(4096 + offset, len as u64),
-                    bytes
+                    bytes,
+                    "{offset:?}"
                 );
                 context += 3;
             }

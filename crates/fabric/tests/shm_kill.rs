@@ -12,6 +12,7 @@ use cyclone_fabric::{
     Access, AppendKey, AppendSpec, Endpoint, Event, FabricError, FailureKind, MemoryKey, Operation,
 };
 use cyclone_pmem::SharedArea;
+use cyclone_test_support::Random;
 use shm_common::*;
 
 const SEGMENT: u64 = 256 << 10;
@@ -119,7 +120,7 @@ fn recycle(owner: &mut ShmEndpoint, queue: &AppendKey, found: &mut Found) -> usi
 
 #[test]
 fn senders_die_and_stall_and_every_completed_record_stands_once() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     let mut owner = open(directory.path(), "owner", config());
     let queue = open_queue(&mut owner);
@@ -128,7 +129,7 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
     let mut others: Vec<Other> = (0..3).map(start).collect();
     let (mut ended, mut found) = (Vec::new(), Found::default());
     for next in 3..15 {
-        let victim = dice.below(3) as usize;
+        let victim = random.below(3) as usize;
         let turn = |found: &mut Found, owner: &mut ShmEndpoint, wanted: usize| {
             let mut used = 0;
             wait_until("used segments", || {
@@ -142,13 +143,13 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
             recycle(&mut owner, &queue, &mut found);
             others[victim].completed() > begun
         });
-        std::thread::sleep(Duration::from_micros(dice.below(3_000)));
-        if dice.below(3) > 0 {
+        std::thread::sleep(Duration::from_micros(random.below(3_000)));
+        if random.below(3) > 0 {
             others[victim].pause();
-            for _ in 0..dice.below(2_000) {
+            for _ in 0..random.below(2_000) {
                 recycle(&mut owner, &queue, &mut found);
             }
-            if dice.below(2) == 0 {
+            if random.below(2) == 0 {
                 others[victim].resume();
                 // It goes on where it was, whatever was reused meanwhile.
                 turn(&mut found, &mut owner, 3);
@@ -213,7 +214,7 @@ fn until_done(
 
 #[test]
 fn a_closed_queue_is_never_touched_again() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     let mut owner = open(directory.path(), "owner", config());
     let mut refusals = 0;
@@ -231,8 +232,8 @@ fn a_closed_queue_is_never_touched_again() {
                 other.completed() > begun
             });
         }
-        std::thread::sleep(Duration::from_micros(dice.below(2_000)));
-        let (is_paused, is_killed) = (dice.below(3) > 0, dice.below(2) == 0);
+        std::thread::sleep(Duration::from_micros(random.below(2_000)));
+        let (is_paused, is_killed) = (random.below(3) > 0, random.below(2) == 0);
         if is_paused {
             others[0].pause();
         }
@@ -265,7 +266,7 @@ fn a_closed_queue_is_never_touched_again() {
 
 #[test]
 fn a_revocation_is_absolute_and_atomics_count_once() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     for round in 0..8u64 {
         let kills_stalled = round % 2 == 1;
@@ -283,7 +284,7 @@ fn a_revocation_is_absolute_and_atomics_count_once() {
         let start = |id| Other::start(directory.path(), "owner", id, Role::Operate(key));
         let mut others = ids.map(start);
         others.iter().for_each(Other::wait_for_progress);
-        std::thread::sleep(Duration::from_micros(dice.below(2_000)));
+        std::thread::sleep(Duration::from_micros(random.below(2_000)));
         others[0].kill();
         others[1].pause();
         let victim = &others[1];
@@ -311,7 +312,7 @@ fn a_revocation_is_absolute_and_atomics_count_once() {
 
 #[test]
 fn a_chain_cut_anywhere_leaves_a_prefix() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     let mut owners = ["first", "second"].map(|name| open(directory.path(), name, config()));
     for round in 0..8u64 {
@@ -322,7 +323,7 @@ fn a_chain_cut_anywhere_leaves_a_prefix() {
         let role = Role::Chain(first, second);
         let mut other = Other::start(directory.path(), "first,second", round, role);
         other.wait_for_progress();
-        std::thread::sleep(Duration::from_micros(dice.below(2_000)));
+        std::thread::sleep(Duration::from_micros(random.below(2_000)));
         other.kill();
         let [first_has, second_has] = owners.each_ref().map(|owner| owner.memory().load_u64(0));
         let completed = other.completed();

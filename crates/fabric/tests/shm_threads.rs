@@ -10,7 +10,8 @@ use cyclone_fabric::shm::{ShmConfig, ShmEndpoint};
 use cyclone_fabric::{
     Access, AppendKey, AppendSpec, ConnectionId, Endpoint, FailureKind, MemoryKey, Operation,
 };
-use shm_common::{Dice, TOKEN, directory, open, perform, seed};
+use cyclone_test_support::Random;
+use shm_common::{TOKEN, directory, open, perform, seed};
 
 const SEGMENT: u64 = 128 << 10;
 const MEMORY: u64 = 2 << 20;
@@ -58,7 +59,7 @@ fn work(endpoint: &mut ShmEndpoint, on: ConnectionId, work: Work) -> FailureKind
 fn ends_at_once(
     directory: &std::path::Path,
     round: u64,
-    dice: &mut Dice,
+    random: &mut Random,
     begin: impl FnOnce(&mut ShmEndpoint) -> Work,
 ) -> [FailureKind; 2] {
     let mut owner = open(directory, "owner", config());
@@ -76,7 +77,7 @@ fn ends_at_once(
             })
         });
         start.wait();
-        let spins = dice.below(100_000);
+        let spins = random.below(100_000);
         (0..spins).for_each(|_| std::hint::spin_loop());
         end(&mut owner, task);
         let after = owner.memory().read_vec(0, MEMORY);
@@ -116,20 +117,20 @@ fn end(owner: &mut ShmEndpoint, work: Work) {
 
 #[test]
 fn no_append_outlives_a_close() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     for round in 0..60 {
-        let kinds = ends_at_once(directory.path(), round, &mut dice, open_queue);
+        let kinds = ends_at_once(directory.path(), round, &mut random, open_queue);
         assert_eq!(kinds, [FailureKind::Closed, FailureKind::Closed]);
     }
 }
 
 #[test]
 fn no_write_outlives_a_revocation() {
-    let mut dice = Dice(seed());
+    let mut random = Random::new(seed());
     let directory = directory();
     for round in 0..60 {
-        let kinds = ends_at_once(directory.path(), round, &mut dice, register);
+        let kinds = ends_at_once(directory.path(), round, &mut random, register);
         let refused = FailureKind::NotRegistered;
         assert_eq!(kinds, [refused.clone(), refused]);
     }

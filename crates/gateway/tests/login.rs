@@ -194,7 +194,7 @@ fn from(source: &str, server: SocketAddr) -> Client {
     stream
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    Client { stream }
+    Client::over(stream)
 }
 
 #[test]

@@ -4,49 +4,39 @@ mod common;
 
 use common::judge::{Redis, difference};
 use common::{Client, Server};
+use cyclone_test_support::Random;
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below
-    }
-
-    fn number(&mut self) -> String {
-        let sign = ["", "", "-", "+"][self.next(4) as usize];
-        let small = self.next(1 << 40) as i64 - (1 << 39);
-        let fraction = self.next(1_000_000);
-        let digits = self.next(u64::MAX);
-        let exponent = self.next(9_900) as i64 - 4_950;
-        match self.next(10) {
-            0 => format!("{small}"),
-            1 => format!("{sign}{}.{fraction:06}", self.next(1_000)),
-            2 => format!("{sign}0.{fraction}{digits}"),
-            3 => format!("{sign}{digits}"),
-            4 => format!("{sign}0x{digits:x}.{fraction:x}p{}", exponent / 40),
-            5 => format!("{sign}{}e{exponent}", self.next(100)),
-            6 => format!("{sign}0X{digits:X}"),
-            7 => {
-                let odd = [
-                    "inf",
-                    "-Infinity",
-                    "nan",
-                    "",
-                    "1e",
-                    "0x",
-                    "1e5000",
-                    "-1.18e4932",
-                    " 1",
-                    "1 ",
-                ];
-                odd[self.next(odd.len() as u64) as usize].to_owned()
-            }
-            8 => format!("{sign}{}", self.next(1 << 53) as f64 / 1e9),
-            _ => format!("{sign}.{fraction}e{}", exponent / 200),
+fn number(random: &mut Random) -> String {
+    let sign = ["", "", "-", "+"][random.below(4) as usize];
+    let small = random.below(1 << 40) as i64 - (1 << 39);
+    let fraction = random.below(1_000_000);
+    let digits = random.below(u64::MAX);
+    let exponent = random.below(9_900) as i64 - 4_950;
+    match random.below(10) {
+        0 => format!("{small}"),
+        1 => format!("{sign}{}.{fraction:06}", random.below(1_000)),
+        2 => format!("{sign}0.{fraction}{digits}"),
+        3 => format!("{sign}{digits}"),
+        4 => format!("{sign}0x{digits:x}.{fraction:x}p{}", exponent / 40),
+        5 => format!("{sign}{}e{exponent}", random.below(100)),
+        6 => format!("{sign}0X{digits:X}"),
+        7 => {
+            let odd = [
+                "inf",
+                "-Infinity",
+                "nan",
+                "",
+                "1e",
+                "0x",
+                "1e5000",
+                "-1.18e4932",
+                " 1",
+                "1 ",
+            ];
+            odd[random.below(odd.len() as u64) as usize].to_owned()
         }
+        8 => format!("{sign}{}", random.below(1 << 53) as f64 / 1e9),
+        _ => format!("{sign}.{fraction}e{}", exponent / 200),
     }
 }
 
@@ -58,14 +48,14 @@ fn sums_of_floats_are_those_of_redis() {
     };
     let server = Server::plain();
     let (mut ours, mut theirs) = (server.client(), Client::connect(redis.addr));
-    let mut random = Random(0xf10a_7f10_a7f1_0a75);
+    let mut random = Random::new(0xf10a_7f10_a7f1_0a75);
     let mut found = Vec::new();
     let mut commands = Vec::new();
     for _ in 0..1_500 {
-        if random.next(3) == 0 {
-            commands.push(format!("SET f \"{}\"", random.number()));
+        if random.below(3) == 0 {
+            commands.push(format!("SET f \"{}\"", number(&mut random)));
         }
-        commands.push(format!("INCRBYFLOAT f \"{}\"", random.number()));
+        commands.push(format!("INCRBYFLOAT f \"{}\"", number(&mut random)));
     }
     for known in [
         "SET f 3",
@@ -95,7 +85,7 @@ fn sums_of_floats_are_those_of_redis() {
                 client.send(&line);
                 client.reply()
             });
-            found.extend(difference(&line, &we, &they));
+            found.extend(difference(&format!("{command}: {line}"), &we, &they));
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

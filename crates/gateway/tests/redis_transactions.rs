@@ -233,7 +233,7 @@ fn transactions_are_those_of_redis() {
     let mut found = Vec::new();
     let (mut theirs, mut ours) = (Client::connect(redis.addr), server.client());
     let (mut their_other, mut our_other) = (Client::connect(redis.addr), server.client());
-    for line in lines {
+    for (number, line) in lines.into_iter().enumerate() {
         let text = format!("{}\r\n", line.trim_start_matches("! "));
         let clients = match line.starts_with('!') {
             true => [&mut our_other, &mut their_other],
@@ -243,7 +243,7 @@ fn transactions_are_those_of_redis() {
             client.send(&text);
             client.reply()
         });
-        found.extend(difference(&text, &we, &they));
+        found.extend(difference(&format!("line {number}: {text}"), &we, &they));
     }
     // The same in one piece: a whole conversation per write.
     for pipeline in [

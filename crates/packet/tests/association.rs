@@ -306,7 +306,7 @@ fn a_restarted_side_that_has_nothing_to_say_is_reached_after_few_round_trips() {
             });
             let most = if is_lossy { 12 } else { 4 };
             assert!(reached.is_some_and(|it| it <= most), "{reached:?}");
-            assert_eq!(a.stats().handshakes_started, 2);
+            assert_eq!(a.stats().handshakes_started, 2, "{is_lossy:?}");
         }
     }
 }
@@ -417,7 +417,7 @@ fn probe_is_answered_by_the_node_of_that_id_and_key_only() {
             (2, 9, false),
             (4, 4, false),
         ] {
-            assert!(a.probe(0, id, address(at)));
+            assert!(a.probe(0, id, address(at)), "{id:?}, {answers:?}");
             let others = &mut [&mut b, &mut third, &mut foreign];
             let (outcome, took_us) = probed(&mut a, others, 0);
             let expected = ProbeOutcome {

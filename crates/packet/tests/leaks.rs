@@ -10,23 +10,12 @@ use common::*;
 use cyclone_packet::{Faults, MemNet, Peer, Port};
 use cyclone_pmem::payload::Segment;
 use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_test_support::Random;
 
 const FRAMES: u64 = 256;
 const FRAME_BYTES: u32 = 2048;
 /// Messages that a log holds at most.
 const MOST_HELD: usize = 200;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (self.0 >> 33) % below
-    }
-}
 
 fn from_environment(name: &str, usual: u64) -> u64 {
     let given = std::env::var(name).ok();
@@ -131,7 +120,7 @@ fn a_million_messages_leave_every_frame_free() {
     let seed = from_environment("CYCLONE_SEED", 1);
     let operations = from_environment("CYCLONE_OPERATIONS", 1_000_000);
     println!("CYCLONE_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let net = MemNet::new(seed, Faults::default());
     let mut machines = [1, 2, 3].map(Machine::new);
     for machine in &mut machines {
@@ -140,9 +129,9 @@ fn a_million_messages_leave_every_frame_free() {
     let text = body_of(30_000);
     let (mut now_us, mut restarts, mut parted, mut short) = (0, 0u64, 0u64, 0u64);
     for operation in 0..operations {
-        now_us += random.next(40);
-        let at = random.next(3) as usize;
-        match random.next(10_000) {
+        now_us += random.below(40);
+        let at = random.below(3) as usize;
+        match random.below(10_000) {
             0..2 => {
                 machines[at].restart(&net);
                 restarts += 1;
@@ -162,11 +151,11 @@ fn a_million_messages_leave_every_frame_free() {
             6..12 => {
                 let tenth = |n: u64| n as f64 / 10.0;
                 net.set_faults(Faults {
-                    loss: tenth(random.next(4)),
-                    duplicate: tenth(random.next(4)),
-                    reorder: tenth(random.next(6)),
-                    corrupt: tenth(random.next(2)),
-                    truncate: tenth(random.next(2)),
+                    loss: tenth(random.below(4)),
+                    duplicate: tenth(random.below(4)),
+                    reorder: tenth(random.below(6)),
+                    corrupt: tenth(random.below(2)),
+                    truncate: tenth(random.below(2)),
                 });
             }
             12 => {
@@ -180,17 +169,17 @@ fn a_million_messages_leave_every_frame_free() {
                 now_us += 5_000_000;
             }
             _ => {
-                let other = machines[(at + 1 + random.next(2) as usize) % 3].id;
-                let len = match random.next(20) {
-                    0 => random.next(30_000),
-                    _ => random.next(1400),
+                let other = machines[(at + 1 + random.below(2) as usize) % 3].id;
+                let len = match random.below(20) {
+                    0 => random.below(30_000),
+                    _ => random.below(1400),
                 };
                 let port = machines[at].port.as_mut().expect("it runs");
                 send(port, now_us, Peer::Node(other), &text[..len as usize]);
             }
         }
         if operation % 4 == 0 {
-            machines[random.next(3) as usize].poll(now_us);
+            machines[random.below(3) as usize].poll(now_us);
         }
         // Half of them are a port's reserve: with so few left it copies messages out of their
         // frames.

@@ -27,7 +27,7 @@ fn large_messages_arrive_whole_and_in_frames() {
             let (_, at_b) = settle(0, &mut a, &mut b);
             // Even the queue takes one message whatever its size.
             assert_eq!(at_b.len(), 1, "{len} bytes");
-            assert!(at_b[0].body.to_vec() == bytes);
+            assert!(at_b[0].body.to_vec() == bytes, "{i:?}, {len:?}");
         }
         assert_eq!(send(&mut a, 0, Peer::Node(2), &vec![0; (2 << 20) + 1]), 0);
         assert_eq!((a.stats().too_large, b.stats().copied_spare_bytes), (1, 0));
@@ -64,9 +64,15 @@ fn peers_with_unequal_frames_agree_on_the_smaller() {
     for (number, len) in [(1, 500_000), (2, 2 << 20)] {
         let bytes = numbered(number, len);
         send(&mut a, 0, Peer::Node(2), &bytes);
-        assert!(settle(0, &mut a, &mut b).1[0].body.to_vec() == bytes);
+        assert!(
+            settle(0, &mut a, &mut b).1[0].body.to_vec() == bytes,
+            "{number:?}, {len:?}"
+        );
         send(&mut b, 0, Peer::Node(1), &bytes);
-        assert!(settle(0, &mut a, &mut b).0[0].body.to_vec() == bytes);
+        assert!(
+            settle(0, &mut a, &mut b).0[0].body.to_vec() == bytes,
+            "{number:?}, {len:?}"
+        );
     }
     assert_eq!(a.driver_stats().truncated + b.driver_stats().truncated, 0);
     let copied = b.stats().copied_spare_bytes as usize;

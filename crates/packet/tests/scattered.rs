@@ -167,8 +167,8 @@ fn messages_in_pieces_arrive_as_they_were() {
             assert_eq!(bodies(&got), [text], "{security:?} {len}");
         }
         let stats = ends.b.stats();
-        assert_eq!(stats.malformed + stats.forged, 0);
-        assert_eq!(ends.pool_b.free(), ends.pool_b.count());
+        assert_eq!(stats.malformed + stats.forged, 0, "{security:?}");
+        assert_eq!(ends.pool_b.free(), ends.pool_b.count(), "{security:?}");
     }
 }
 
@@ -246,6 +246,6 @@ fn headers_are_checked_against_the_whole_datagram() {
     bytes.resize(1000, 7);
     assert_eq!(DataHeader::parse_first(&bytes, 4048), Some(header));
     for len in [0, 47, 48, 1000, 4047, 4049] {
-        assert_eq!(DataHeader::parse_first(&bytes, len), None);
+        assert_eq!(DataHeader::parse_first(&bytes, len), None, "{len:?}");
     }
 }

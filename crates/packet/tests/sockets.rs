@@ -89,11 +89,18 @@ fn small_and_large_messages_cross_loopback() {
                     .enumerate()
                 {
                     let bytes = numbered(i as u64, len);
-                    assert_eq!(send(&mut a, clock.now_us(), Peer::Node(2), &bytes), 1);
+                    assert_eq!(
+                        send(&mut a, clock.now_us(), Peer::Node(2), &bytes),
+                        1,
+                        "{i:?}, {len:?}"
+                    );
                     let got = wait(&clock, &mut b, &mut a, 1);
                     assert!(got[0].body.to_vec() == bytes, "{name} {len}");
                     send(&mut b, clock.now_us(), Peer::Node(1), &bytes);
-                    assert!(wait(&clock, &mut a, &mut b, 1)[0].body.to_vec() == bytes);
+                    assert!(
+                        wait(&clock, &mut a, &mut b, 1)[0].body.to_vec() == bytes,
+                        "{i:?}, {len:?}"
+                    );
                 }
                 // A burst is one call.
                 let calls = a.driver_stats().send_calls;
@@ -182,7 +189,7 @@ fn many_clients_and_nodes_share_a_socket_under_load() {
                 .collect();
             node.send(now_us, &echo).unwrap();
         }
-        assert_eq!(node.stats().associations, 8);
+        assert_eq!(node.stats().associations, 8, "{name:?}");
     }
 }
 
@@ -364,7 +371,7 @@ fn what_found_no_frame_is_asked_for_again() {
             assert!(start.elapsed() < Duration::from_secs(10), "{name}");
         }
         let now_us = clock.now_us();
-        assert_eq!(a.poll(now_us, &mut got).unwrap(), 0);
+        assert_eq!(a.poll(now_us, &mut got).unwrap(), 0, "{name:?}");
         let due_us = a.next_timeout().expect("it wants to be called");
         assert!(due_us <= now_us + 1_000, "{name}: {due_us} {now_us}");
 
@@ -375,81 +382,5 @@ fn what_found_no_frame_is_asked_for_again() {
         a.poll(now_us, &mut got).unwrap();
         let due_us = a.next_timeout().unwrap_or(u64::MAX);
         assert!(due_us > now_us + 1_000, "{name}: {due_us} {now_us}");
-    }
-}
-
-#[test]
-#[ignore = "a measurement"]
-fn cost_of_a_small_message() {
-    let net = cyclone_packet::MemNet::new(1, Default::default());
-    for security in [Security::Off, Security::Authenticated, Security::Encrypted] {
-        let mut a = port(
-            &net,
-            1,
-            PortConfig {
-                security,
-                ..node_config(1, 1)
-            },
-        );
-        let mut b = port(
-            &net,
-            2,
-            PortConfig {
-                security,
-                ..node_config(2, 2)
-            },
-        );
-        a.add_node(2, address(2));
-        send(&mut a, 0, Peer::Node(2), b"x");
-        settle(0, &mut a, &mut b);
-        let bytes = numbered(1, 200);
-        let mut out = Vec::new();
-        let (mut sending, mut receiving) = (Duration::ZERO, Duration::ZERO);
-        const N: u32 = 200_000;
-        for _ in 0..N {
-            let t = Instant::now();
-            send(&mut a, 0, Peer::Node(2), &bytes);
-            sending += t.elapsed();
-            let t = Instant::now();
-            b.poll(0, &mut out).unwrap();
-            out.clear();
-            receiving += t.elapsed();
-        }
-        println!(
-            "{security:?}: send {:?}, receive {:?} (each with a simulated driver call)",
-            sending / N,
-            receiving / N
-        );
-    }
-    for (name, bind) in DRIVERS {
-        let mut a = make(bind, 16_384, node_config(1, 1));
-        let mut b = make(bind, 16_384, node_config(2, 2));
-        a.add_node(2, b.local_addr());
-        let clock = Clock(Instant::now());
-        send(&mut a, 0, Peer::Node(2), b"x");
-        wait(&clock, &mut b, &mut a, 1);
-        let bytes = numbered(1, 200);
-        let start = Instant::now();
-        const ROUNDS: u32 = 50_000;
-        let mut out = Vec::new();
-        for _ in 0..ROUNDS {
-            send(&mut a, 0, Peer::Node(2), &bytes);
-            while out.is_empty() {
-                b.poll(0, &mut out).unwrap();
-            }
-            out.clear();
-        }
-        println!(
-            "{name}: one message, one thread, there: {:?}",
-            start.elapsed() / ROUNDS
-        );
-        let large = numbered(1, 1 << 20);
-        let start = Instant::now();
-        for _ in 0..500 {
-            send(&mut a, clock.now_us(), Peer::Node(2), &large);
-            out.append(&mut wait(&clock, &mut b, &mut a, 1));
-            out.clear();
-        }
-        println!("{name}: 1 MiB: {:?}", start.elapsed() / 500);
     }
 }

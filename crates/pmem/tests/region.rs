@@ -163,10 +163,14 @@ fn another_length_is_an_error_and_changes_nothing() {
         match error {
             RegionError::WrongLength {
                 actual, expected, ..
-            } => assert_eq!((actual, expected), (LEN, len)),
+            } => assert_eq!((actual, expected), (LEN, len), "{len:?}, {create:?}"),
             other => panic!("{other}"),
         }
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), LEN);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().len(),
+            LEN,
+            "{len:?}, {create:?}"
+        );
     }
     std::fs::write(folder.path().join("empty"), b"").unwrap();
     let error = Region::open(&options(&folder.path().join("empty"), LEN, false)).unwrap_err();
@@ -264,7 +268,7 @@ fn other_kinds_of_file_are_refused() {
             matches!(&error, RegionError::NotMappable(at) if *at == path),
             "{error}"
         );
-        assert!(path.exists());
+        assert!(path.exists(), "{path:?}");
     }
 }
 
@@ -278,7 +282,7 @@ fn lengths_that_cannot_be_mapped_leave_no_file_behind() {
             matches!(error, RegionError::Unaligned { unit: 4096, .. }),
             "{error}"
         );
-        assert!(!path.exists());
+        assert!(!path.exists(), "{len:?}");
     }
     for len in [0, 63, 100] {
         let error = Region::anonymous(len).unwrap_err();

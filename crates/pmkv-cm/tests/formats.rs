@@ -120,7 +120,10 @@ fn configurations_are_no_larger_than_is_said() {
         let addresses = config.members.iter();
         let addresses = addresses.map(|it| it.client.len() + it.peer.len());
         let most = most_record_bytes(usize::from(shards), usize::from(copies), addresses);
-        assert!(config.encode().len() <= most);
+        assert!(
+            config.encode().len() <= most,
+            "{members:?}, {shards:?}, {copies:?}"
+        );
     }
 }
 
@@ -138,7 +141,11 @@ fn records_of_the_office_come_back() {
             beat: 9,
             leases,
         };
-        assert_eq!(LeaderRecord::decode(&office.encode()), Ok(office));
+        assert_eq!(
+            LeaderRecord::decode(&office.encode()),
+            Ok(office),
+            "{leases:?}"
+        );
     }
 }
 

@@ -140,7 +140,7 @@ fn what_is_written_outlives_every_crash() {
                     answer => panic!("{answer:?}"),
                 }
             };
-            assert_eq!(found, Record { revision, value });
+            assert_eq!(found, Record { revision, value }, "{count:?}");
         }
     }
 }

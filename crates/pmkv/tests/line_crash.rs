@@ -10,6 +10,7 @@ use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{Answer, Configuration, Endpoints, Node, NodeConfig, Role, Server};
 use cyclone_replication::Protocol;
+use cyclone_test_support::Random;
 use cyclone_wire::command::{Condition, Operation};
 
 const MEMORY_BYTES: u64 = 160 << 10;
@@ -47,16 +48,6 @@ fn open(fabric: &SimFabric, data: Box<dyn Endpoint>, term: u32) -> Node {
     node
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (mixed ^ (mixed >> 29)) % bound
-    }
-}
-
 /// A key's values in order, the first not counting; and how many of them were answered before the
 /// crash.
 #[derive(Default)]
@@ -82,7 +73,7 @@ impl Run {
         Run {
             node: open(&fabric, data, 1),
             fabric,
-            random: Random(seed),
+            random: Random::new(seed),
             histories: HashMap::new(),
             now_us: 0,
         }
@@ -206,7 +197,7 @@ fn power_may_fail_anywhere() {
             stats.cleaned > 10 && stats.tombstones_dropped > 0,
             "{stats:?}"
         );
-        let mut places = Random(seed ^ 0xface);
+        let mut places = Random::new(seed ^ 0xface);
         for _ in 0..120 {
             let stop = first + places.below(last - first);
             let mut run = Run::new(seed);

@@ -102,8 +102,10 @@ fn has_value_after_key(kind: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use cyclone_test_support::Random;
     use cyclone_wire::command::SessionTag;
+
+    use super::*;
 
     /// A rope that is cut everywhere.
     fn rope(bytes: &[u8], step: usize) -> Payload {
@@ -178,24 +180,28 @@ mod tests {
     }
 
     #[test]
-    fn outlines_of_garbage_do_not_panic() {
-        let mut seed = 5u64;
+    fn outlines_of_garbage_have_the_length_that_is_left() {
+        let mut random = Random::new(5);
+        let (mut found, mut refused) = (0, 0);
         for _ in 0..20_000 {
             let mut bytes = encoded(
-                seed & 1 == 0,
+                random.one_in(2),
                 Operation::Append {
                     key: b"k",
                     value: &[1; 600],
                 },
             );
             for _ in 0..3 {
-                seed = seed
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                let at = (seed >> 33) as usize % 40;
-                bytes[at] = (seed >> 20) as u8;
+                bytes[random.index(40)] = random.draw() as u8;
             }
-            let _ = outline(&rope(&bytes, 64));
+            match outline(&rope(&bytes, 64)) {
+                Some((outline, length)) => {
+                    assert_eq!(outline.len() + length, bytes.len(), "{bytes:?}");
+                    found += 1;
+                }
+                None => refused += 1,
+            }
         }
+        assert!(found > 1_000 && refused > 1_000, "{found}, {refused}");
     }
 }

@@ -258,7 +258,7 @@ fn leader_whose_clock_is_a_day_off_moves_no_state_clock() {
         cluster.pass(100);
         cluster.off_ms[leader] = off_ms;
         cluster.check_expiry(b"while it is off");
-        assert_eq!(cluster.leader(), leader);
+        assert_eq!(cluster.leader(), leader, "{off_ms:?}");
         let shown = cluster.nodes[leader].clock_offset_ms();
         assert!(
             shown.is_some_and(|ms| (ms - off_ms).abs() < 1_000),
@@ -268,7 +268,7 @@ fn leader_whose_clock_is_a_day_off_moves_no_state_clock() {
         assert!(state.iter().all(|off| *off <= 1_000), "{off_ms}: {state:?}");
         cluster.off_ms[leader] = 0;
         cluster.check_expiry(b"afterwards");
-        assert!(cluster.is_there(b"first"));
+        assert!(cluster.is_there(b"first"), "{off_ms:?}");
     }
 }
 

@@ -144,7 +144,7 @@ fn a_record_behind_one_that_was_given_up_half_way_is_stored_whole() {
     for (sender, n) in [(first, 1), (other, 2)] {
         let taken = world.senders[sender].append(&HERE, &record(n), 1);
         taken.expect("a record by message waits at the backup");
-        assert!(!is_durable(&world.run(sender)));
+        assert!(!is_durable(&world.run(sender)), "{sender:?}, {n:?}");
     }
     world.keeper.fence_off(3, 2).expect("fenced off");
     world.give_back(&taken);
@@ -171,7 +171,7 @@ fn a_record_of_too_many_blocks_is_refused() {
         taken.expect("as large as a message may be");
         let told = world.run(sender);
         assert_eq!(is_durable(&told), is_stored, "{told:?}");
-        assert_eq!(world.holds(&record), is_stored);
+        assert_eq!(world.holds(&record), is_stored, "{len:?}, {is_stored:?}");
         let is_reported =
             |it: &Outcome| matches!(it, Outcome::Lost { why, .. } if why.contains("the most"));
         assert_eq!(told.iter().any(is_reported), !is_stored, "{told:?}");

@@ -17,6 +17,7 @@ use cyclone_replication::group::{
     Client, ClientOptions, Durability, Group, GroupError, GroupMember, GroupOp, GroupOptions, Io,
     Layout, LayoutSpec, LogProcessing, block_on, recover_all, recover_client,
 };
+use cyclone_test_support::Random;
 
 const MEMORY_BYTES: u64 = 128 << 10;
 const ACCOUNTS: u64 = 8;
@@ -36,17 +37,6 @@ const SPEC: LayoutSpec = LayoutSpec {
     clients: CLIENTS,
     log_bytes: 16 << 10,
 };
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ word >> 31) % bound
-    }
-}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     let value = std::env::var(name)
@@ -131,7 +121,7 @@ fn be_client(directory: &Path, name: &str, first: &str) {
         ..ClientOptions::default()
     };
     let io = open(directory, name, &keys);
-    let outcome = block_on(transfer_on(io, number, options, Dice(seed)));
+    let outcome = block_on(transfer_on(io, number, options, Random::new(seed)));
     match outcome {
         Err(GroupError::Broken(_) | GroupError::Fabric(_)) => std::process::exit(BROKEN),
         other => panic!("client {number}: {other:?}"),
@@ -142,12 +132,12 @@ async fn transfer_on(
     io: Io<Group>,
     number: u32,
     options: ClientOptions,
-    mut dice: Dice,
+    mut random: Random,
 ) -> Result<(), GroupError> {
     let mut client = Client::attach(io, number, options).await?;
     say("attached");
     loop {
-        match transfer(&mut client, number, &mut dice).await {
+        match transfer(&mut client, number, &mut random).await {
             Ok(count) => say(&format!("ack {count}")),
             Err(GroupError::Locked { .. }) => {}
             Err(other) => return Err(other),
@@ -159,10 +149,10 @@ async fn transfer_on(
 async fn transfer(
     client: &mut Client<Group>,
     number: u32,
-    dice: &mut Dice,
+    random: &mut Random,
 ) -> Result<u64, GroupError> {
-    let from = dice.below(ACCOUNTS);
-    let to = (from + 1 + dice.below(ACCOUNTS - 1)) % ACCOUNTS;
+    let from = random.below(ACCOUNTS);
+    let to = (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS;
     let own = ACCOUNTS + u64::from(number);
     let locks = [from as u32, to as u32, own as u32];
     let mut transaction = client.begin(&locks, &[]).await?;
@@ -171,7 +161,7 @@ async fn transfer(
         let bytes = transaction.read(place * 8, 8).await?;
         *word = u64::from_le_bytes(*bytes.first_chunk().expect("a word"));
     }
-    let amount = dice.below(10).min(words[0]);
+    let amount = random.below(10).min(words[0]);
     let after = [words[0] - amount, words[1] + amount, words[2] + 1];
     for (word, place) in after.iter().zip([from, to, own]) {
         transaction.write(place * 8, &word.to_le_bytes())?;
@@ -327,7 +317,7 @@ struct Bank {
     transfer_clients: Vec<TransferClient>,
     /// By client: what was reported to any of its lives.
     promised: [u64; CLIENTS as usize],
-    dice: Dice,
+    random: Random,
     names: u32,
     replayed: u64,
     unlocked: u64,
@@ -352,7 +342,7 @@ impl Bank {
 
     /// A client's keys at all members, as it receives them.
     fn grant(&mut self, client: u32) -> String {
-        let token = self.dice.below(u64::MAX);
+        let token = self.random.below(u64::MAX);
         let mut keys = Vec::new();
         for member in &mut self.members {
             member.process.tell(&format!("grant {client} {token}"));
@@ -384,7 +374,7 @@ impl Bank {
         let keys = self.grant(client);
         let name = self.name("client");
         let mut process = Other::start(self.directory.path(), "client", &name, &client.to_string());
-        let seed = self.dice.below(1 << 40);
+        let seed = self.random.below(1 << 40);
         process.tell(&format!("{seed} {keys}"));
         process.hear("attached");
         TransferClient {
@@ -402,7 +392,7 @@ impl Bank {
 
     /// A client dies in the middle of whatever it does; the others go on while it is recovered.
     fn kill_a_client(&mut self) {
-        let victim = self.dice.below(u64::from(CLIENTS)) as usize;
+        let victim = self.random.below(u64::from(CLIENTS)) as usize;
         self.transfer_clients[victim].process.kill();
         self.promised[victim] = self.transfer_clients[victim].last_words();
         self.fence(&format!(" {victim}"));
@@ -423,9 +413,9 @@ impl Bank {
     /// A member dies, and with it the group; it comes back with its memory, or is left out, or a
     /// blank one takes its place.
     fn kill_a_member(&mut self) {
-        let victim = self.dice.below(self.members.len() as u64) as usize;
+        let victim = self.random.below(self.members.len() as u64) as usize;
         self.members[victim].process.kill();
-        let fate = self.dice.below(3);
+        let fate = self.random.below(3);
         for (client_process, client) in self.transfer_clients.iter_mut().zip(0..) {
             let end = client_process.process.child.wait().expect("ended");
             assert_eq!(end.code(), Some(BROKEN), "client {client}");
@@ -524,7 +514,7 @@ fn bank(seed: u64) -> Bank {
         members: Vec::new(),
         transfer_clients: Vec::new(),
         promised: [0; CLIENTS as usize],
-        dice: Dice(seed),
+        random: Random::new(seed),
         names: 0,
         replayed: 0,
         unlocked: 0,
@@ -536,7 +526,7 @@ fn bank(seed: u64) -> Bank {
     }
     let io = bank.operator();
     let balances: Vec<u8> = (0..ACCOUNTS).flat_map(|_| START.to_le_bytes()).collect();
-    let seeds: Vec<u64> = (0..CLIENTS).map(|_| bank.dice.below(u64::MAX)).collect();
+    let seeds: Vec<u64> = (0..CLIENTS).map(|_| bank.random.below(u64::MAX)).collect();
     block_on(async {
         let layout = Layout::format(&io, SPEC, &seeds).await?;
         io.post(io.writes(layout.data_at(), &balances)).await?;
@@ -557,9 +547,9 @@ fn money_survives_the_death_of_clients_and_members() {
         for client_process in &mut bank.transfer_clients {
             client_process.catch_up();
         }
-        let client = bank.dice.below(u64::from(CLIENTS)) as usize;
+        let client = bank.random.below(u64::from(CLIENTS)) as usize;
         bank.transfer_clients[client].wait_for_progress();
-        std::thread::sleep(Duration::from_micros(bank.dice.below(3_000)));
+        std::thread::sleep(Duration::from_micros(bank.random.below(3_000)));
         if n % 4 == 3 {
             bank.kill_a_member();
         } else {

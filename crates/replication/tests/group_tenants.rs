@@ -29,14 +29,17 @@ fn two_members(open: Open<'_>) -> (Vec<GroupMember>, Vec<Key>, Vec<Key>) {
         let mut member = GroupMember::new(open(name, 2 * HALF), 0, 64, 8).expect("member");
         member.keep(OURS, 64, HALF - 64).expect("half");
         member.keep(THEIRS, HALF, HALF).expect("half");
-        assert!(matches!(
-            member.keep(3, HALF - 64, 128),
-            Err(GroupError::Taken { .. })
-        ));
-        assert!(matches!(
-            member.grant_to(4, 1, TOKEN),
-            Err(GroupError::NoTenant(4))
-        ));
+        assert!(
+            matches!(
+                member.keep(3, HALF - 64, 128),
+                Err(GroupError::Taken { .. })
+            ),
+            "{name:?}"
+        );
+        assert!(
+            matches!(member.grant_to(4, 1, TOKEN), Err(GroupError::NoTenant(4))),
+            "{name:?}"
+        );
         let key = |member: &mut GroupMember, tenant, token| {
             let key = member.grant_to(tenant, 7, token).expect("grant");
             (member.address(), key)

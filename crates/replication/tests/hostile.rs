@@ -7,6 +7,7 @@ use cyclone_replication::{
     BackupConfig, BackupId, BackupMemory, Outcome, Protocol, ReplicationError, SenderConfig,
     SenderId, backup, scan, sender,
 };
+use cyclone_test_support::Random;
 
 const TOKEN: Token = Token(77);
 const PROTOCOLS: [Protocol; 7] = [
@@ -19,45 +20,28 @@ const PROTOCOLS: [Protocol; 7] = [
     Protocol::Tailwind,
 ];
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+/// Small, large, or just beyond something.
+fn number(random: &mut Random) -> u64 {
+    match random.below(5) {
+        0 => random.below(4),
+        1 => u64::MAX - random.below(3),
+        2 => 1 << random.below(64),
+        3 => random.below(1 << 20),
+        _ => random.draw(),
     }
+}
 
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// Small, large, or just beyond something.
-    fn number(&mut self) -> u64 {
-        match self.below(5) {
-            0 => self.below(4),
-            1 => u64::MAX - self.below(3),
-            2 => 1 << self.below(64),
-            3 => self.below(1 << 20),
-            _ => self.next(),
-        }
-    }
-
-    /// Bytes changed, cut or left alone.
-    fn mutate(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..self.below(3) {
-            match self.below(4) {
-                0 if !bytes.is_empty() => {
-                    let at = self.below(bytes.len() as u64) as usize;
-                    bytes[at] = self.next() as u8;
-                }
-                1 => bytes.truncate(self.below(bytes.len() as u64 + 1) as usize),
-                2 => bytes.push(self.next() as u8),
-                _ => {}
+/// Bytes changed, cut or left alone.
+fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..random.below(3) {
+        match random.below(4) {
+            0 if !bytes.is_empty() => {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] = random.draw() as u8;
             }
+            1 => bytes.truncate(random.below(bytes.len() as u64 + 1) as usize),
+            2 => bytes.push(random.draw() as u8),
+            _ => {}
         }
     }
 }
@@ -76,30 +60,30 @@ fn request(random: &mut Random, protocol: Protocol) -> Vec<u8> {
             },
             sender: SenderId {
                 server: random.below(3) as u32 + 8,
-                worker: random.number() as u32,
+                worker: number(random) as u32,
             },
-            term: random.number() as u32,
+            term: number(random) as u32,
             token: Token(TOKEN.0 ^ u64::from(random.below(4) == 0)),
         }
         .encode(),
         3..5 => ToBackup::Want {
-            count: random.number() as u8,
-            after: random.number(),
+            count: number(random) as u8,
+            after: number(random),
         }
         .encode(),
         5..7 => ToBackup::Done {
-            segment: random.number() as u32,
-            epoch: random.number(),
+            segment: number(random) as u32,
+            epoch: number(random),
         }
         .encode(),
         7 => ToBackup::Append {
-            counter: random.number(),
+            counter: number(random),
             record: &record,
         }
         .encode(),
-        _ => (0..random.below(80)).map(|_| random.next() as u8).collect(),
+        _ => (0..random.below(80)).map(|_| random.draw() as u8).collect(),
     };
-    random.mutate(&mut bytes);
+    mutate(random, &mut bytes);
     bytes
 }
 
@@ -107,18 +91,18 @@ fn request(random: &mut Random, protocol: Protocol) -> Vec<u8> {
 fn key(random: &mut Random, real: &MemoryKey) -> MemoryKey {
     if random.below(2) == 0 {
         let len = match random.below(3) {
-            0 => random.number(),
+            0 => number(random),
             _ => real.len,
         };
         return MemoryKey { len, ..*real };
     }
     MemoryKey {
-        id: random.number(),
-        token: Token(random.number()),
+        id: number(random),
+        token: Token(number(random)),
         len: match random.below(3) {
             0 => 4096,
             1 => 1 << random.below(32),
-            _ => random.number(),
+            _ => number(random),
         },
     }
 }
@@ -128,26 +112,26 @@ fn answer(random: &mut Random, real: &MemoryKey) -> Vec<u8> {
         8 | 9 => ToSender::Segment(Grant {
             segment: 1,
             epoch: random.below(100),
-            seed: random.next(),
+            seed: random.draw(),
             key: *real,
             tail: Some(*real),
         }),
         0..3 => ToSender::Segment(Grant {
-            segment: random.number() as u32,
-            epoch: random.number(),
-            seed: random.next(),
+            segment: number(random) as u32,
+            epoch: number(random),
+            seed: random.draw(),
             key: key(random, real),
             tail: (random.below(2) == 0).then(|| key(random, real)),
         }),
         3 => ToSender::Opened {
-            stream: random.number() as u32,
+            stream: number(random) as u32,
         },
         4 => ToSender::Appended {
-            counter: random.number(),
+            counter: number(random),
         },
         5 => ToSender::Held {
-            segment: random.number() as u32,
-            epoch: random.number(),
+            segment: number(random) as u32,
+            epoch: number(random),
         },
         6 => ToSender::Opened { stream: 1 },
         _ => ToSender::Refused {
@@ -155,14 +139,14 @@ fn answer(random: &mut Random, real: &MemoryKey) -> Vec<u8> {
         },
     }
     .encode();
-    random.mutate(&mut bytes);
+    mutate(random, &mut bytes);
     bytes
 }
 
 /// An honest sender's records are durable and whole, before and after strangers have said
 /// everything that can be said.
 fn shout_at_backup(protocol: Protocol, seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let fabric = SimFabric::new(seed, SimConfig::default());
     let config = BackupConfig {
         segment_bytes: 4096,
@@ -248,7 +232,7 @@ fn shout_at_backup(protocol: Protocol, seed: u64) {
 /// A backup that answers anything: the sender gives it up, or believes it; it does not fall over,
 /// and each record has at most one outcome.
 fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let fabric = SimFabric::new(seed, SimConfig::default());
     let mut liar = fabric.endpoint_with("liar", 64 << 10);
     // Writes and appends work; what the words hold is another lie.
@@ -278,7 +262,7 @@ fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
     for n in 0..400 {
         let tail = match random.below(2) {
             0 => random.below(32) * 64,
-            _ => random.number(),
+            _ => number(&mut random),
         };
         liar.memory().store_u64(0, tail);
         let mut events = Vec::new();

@@ -129,7 +129,7 @@ fn json_is_one_document_with_name_seed_and_results() {
     ] {
         let arguments: Vec<&str> = command.split(' ').collect();
         let document = document(&arguments, directory);
-        assert_eq!(document["name"], name);
+        assert_eq!(document["name"], name, "{name:?}");
         assert_eq!(document["seed"], 7, "{name}");
         assert_eq!(document["quick"], command.contains("--quick"), "{name}");
         assert!(document["machine"]["cpus"].is_number(), "{name}");
@@ -217,6 +217,6 @@ fn rows_of_quick_experiments_have_all_their_shares() {
         let mut found = Vec::new();
         numbers(&document["results"], "", &mut found);
         numbers(&document["verdicts"], "verdicts", &mut found);
-        assert!(!found.is_empty());
+        assert!(!found.is_empty(), "{arguments:?}");
     }
 }

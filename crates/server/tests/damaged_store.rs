@@ -159,7 +159,7 @@ fn a_damaged_block_costs_leadership_and_not_the_process() {
     let mut connection = resp::connect(cluster.nodes[next].redis, PATIENCE).expect("connected");
     for at in [999, 1000, 2000] {
         let read: Vec<u8> = ask(&mut connection, redis::cmd("GET").arg(key(at)));
-        assert_eq!(read, value(at));
+        assert_eq!(read, value(at), "{at:?}");
     }
 
     // A command that has to read the damaged block is not applied there, and ends nothing.

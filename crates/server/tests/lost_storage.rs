@@ -340,13 +340,17 @@ fn a_new_cluster_waits_for_every_founder() {
         }
         nodes.cluster.wait_until_open(PATIENCE).expect("open");
         nodes.assert_no_leader();
-        assert_eq!(nodes.info(0, "cyclone_role").as_deref(), Some("founding"));
+        assert_eq!(
+            nodes.info(0, "cyclone_role").as_deref(),
+            Some("founding"),
+            "{replicas:?}"
+        );
         nodes.cluster.kill(0).expect("killed");
         nodes.cluster.start(late, true).expect("started");
         nodes.cluster.start(0, true).expect("started");
         let leader = nodes.leader();
         nodes.write(leader, "a");
-        assert_eq!(nodes.count(leader, "a"), KEYS);
+        assert_eq!(nodes.count(leader, "a"), KEYS, "{replicas:?}");
         for node in (0..replicas).filter(|node| *node != leader) {
             nodes.wait_until_follows(node, leader);
         }

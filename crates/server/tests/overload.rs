@@ -116,7 +116,7 @@ fn overload(logs: u16, log_threads: u16, test: u16) {
                 });
                 let values: Vec<Option<usize>> = ask(&mut connection, &command);
                 let expected = some.iter().map(|command| there.then_some(*command));
-                assert_eq!(values, expected.collect::<Vec<_>>());
+                assert_eq!(values, expected.collect::<Vec<_>>(), "{there:?}");
             }
         }
     }

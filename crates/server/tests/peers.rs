@@ -96,7 +96,7 @@ fn peer_that_is_set_up_wrongly_is_named_with_its_address_and_the_reason() {
         change(&cluster.nodes[2].config, edit);
         cluster.start(2, true).expect("started");
         let leader = cluster.wait_for_leader(PATIENCE).expect("a leader");
-        assert!(leader < 2, "the third takes no part");
+        assert!(leader < 2, "the third takes no part: {reason:?}");
         let peer = cluster.nodes[2].packet.to_string();
         until(reason, || {
             let mut said = refusals(&cluster, leader).into_iter();

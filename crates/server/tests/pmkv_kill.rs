@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use cyclone::resp;
 use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear::check;
+use cyclone_test_support::Random;
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 #[path = "../../pmkv-cm/tests/servers/mod.rs"]
@@ -28,18 +29,6 @@ mod stores;
 const SERVERS: u32 = 4;
 const KEYS: u64 = 40;
 const CLIENTS: u64 = 4;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 struct Cluster {
     directory: PathBuf,
@@ -303,12 +292,12 @@ fn under_clients(
                     at: 0,
                     begun,
                 };
-                let mut random = Random(seed ^ (number << 32));
+                let mut random = Random::new(seed ^ (number << 32));
                 client.run(&mut random, &stop)
             })
         })
         .collect();
-    happens(&mut cluster, &mut Random(seed));
+    happens(&mut cluster, &mut Random::new(seed));
     stop.store(true, Ordering::Relaxed);
     let mut operations = Vec::new();
     for client in clients {

@@ -99,7 +99,7 @@ fn port_without_authentication_answers_only_loopback_clients() {
         cluster.start(0, false).expect("started");
         let until = Instant::now() + PATIENCE;
         while TcpStream::connect(remote).is_err() {
-            assert!(Instant::now() < until, "it does not listen");
+            assert!(Instant::now() < until, "it does not listen: {line:?}");
         }
         assert!(ping(remote).starts_with(answer), "{line}");
         fs::write(&file, before).expect("written");

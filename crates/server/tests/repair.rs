@@ -202,7 +202,11 @@ fn mended_without_loss(test: u16, durability: Option<&str>) {
     write(&mut cluster, 200..220);
     is_same_everywhere(&cluster);
     for number in [0, 99, 100, 101, 199, 219] {
-        assert_eq!(read(&mut cluster, number), Some(value(number)));
+        assert_eq!(
+            read(&mut cluster, number),
+            Some(value(number)),
+            "{number:?}"
+        );
     }
 }
 
@@ -240,10 +244,14 @@ fn what_only_the_log_holds_is_given_up_only_when_told() {
     said(&[&lossy[..], &["--apply"]].concat());
     cluster.start(0, false).expect("started");
     for number in [0, 100, 149] {
-        assert_eq!(read(&mut cluster, number), Some(value(number)));
+        assert_eq!(
+            read(&mut cluster, number),
+            Some(value(number)),
+            "{number:?}"
+        );
     }
     for number in [150, 151, 199] {
-        assert_eq!(read(&mut cluster, number), None);
+        assert_eq!(read(&mut cluster, number), None, "{number:?}");
     }
     write(&mut cluster, 150..160);
     assert_eq!(read(&mut cluster, 155), Some(value(155)));
@@ -328,7 +336,7 @@ fn missing_and_foreign_areas_are_reported() {
         let at = whole.find(from).expect("an id") + from.len();
         let mut foreign = whole.clone();
         foreign.replace_range(at..at + 4, "abcd");
-        assert_ne!(foreign, whole);
+        assert_ne!(foreign, whole, "{durability:?}");
         fs::write(&config, foreign).expect("written");
         refused(&verify, &["belongs to ", "as the configuration says"]);
     }

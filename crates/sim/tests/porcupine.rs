@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use cyclone_sim::history::{Answer, History, Operation, Outcome};
 use cyclone_sim::interchange;
 use cyclone_sim::linear::{CheckError, check};
-use support::{MIXES, Plan, Random, simulate};
+use cyclone_test_support::Random;
+use support::{MIXES, Plan, simulate};
 
 /// Builds the Go program, or says why it cannot be.
 fn porcupine(directory: &Path) -> Result<PathBuf, String> {

@@ -106,14 +106,18 @@ fn a_condition_that_does_not_hold_leaves_everything_as_it_was() {
             let first = (&b"none"[..], Expected::Absent);
             let replies = apply(&*machine, index, &[batch(&[first, (b"a", state)], &writes)]);
             match holds {
-                true => assert_eq!(replies, [Reply::Array(vec![Reply::Ok, Reply::Nil])]),
+                true => assert_eq!(
+                    replies,
+                    [Reply::Array(vec![Reply::Ok, Reply::Nil])],
+                    "{holds:?}"
+                ),
                 false => {
                     assert_eq!(
                         replies,
                         [Reply::Failed(Failure::ConditionFailed)],
                         "{state:?}"
                     );
-                    assert_eq!(version(&*machine, b"other"), before);
+                    assert_eq!(version(&*machine, b"other"), before, "{holds:?}");
                 }
             }
         }

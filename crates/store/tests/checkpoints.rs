@@ -144,6 +144,6 @@ fn a_damaged_file_replaces_no_memory() {
             matches!(refused, ApplyError::NotInstalled(_)),
             "{refused:?}"
         );
-        assert_eq!(machine.digest().unwrap(), before);
+        assert_eq!(machine.digest().unwrap(), before, "{damage:?}");
     }
 }

@@ -135,10 +135,13 @@ fn keys_expire_by_the_log() {
                 keys: vec![b"x", key],
             },
         ] {
-            assert!(matches!(
-                machine.query_at(&query, 1500, Mode::Blocking),
-                Err(ApplyError::ClockBehind)
-            ));
+            assert!(
+                matches!(
+                    machine.query_at(&query, 1500, Mode::Blocking),
+                    Err(ApplyError::ClockBehind)
+                ),
+                "{query:?}"
+            );
         }
         apply(&*machine, 2, 1499, &[Operation::Noop]);
         assert_eq!(

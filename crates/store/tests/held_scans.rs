@@ -182,7 +182,7 @@ fn walks_end_and_other_reads_do_not() {
             }
             assert!(is_right(machine.digest().err()), "ended: {ended}");
             let get = machine.query(&Query::Get { key: b"a" }, Mode::Blocking);
-            assert_eq!(get.unwrap(), Reply::Bytes(b"1".to_vec()));
+            assert_eq!(get.unwrap(), Reply::Bytes(b"1".to_vec()), "{ended:?}");
         }
     }
 }

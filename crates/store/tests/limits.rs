@@ -58,7 +58,11 @@ fn replicas_with_other_limits_come_to_the_same_state() {
         }
         let failed = |reply: &Reply| *reply == Reply::Failed(Failure::TooLong);
         let too_long: Vec<bool> = wanted.0[0].iter().map(failed).collect();
-        assert_eq!(too_long, [60, 120, 100, 300].map(|bytes| limit < bytes));
+        assert_eq!(
+            too_long,
+            [60, 120, 100, 300].map(|bytes| limit < bytes),
+            "{limit:?}"
+        );
     }
 }
 

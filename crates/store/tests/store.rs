@@ -351,7 +351,7 @@ fn what_is_no_checkpoint_replaces_nothing() {
                 "{engine:?} {}",
                 directory.display()
             );
-            assert_eq!(machine.digest().unwrap(), before);
+            assert_eq!(machine.digest().unwrap(), before, "{directory:?}");
         }
         one(&*machine, 0, 2, &[command(None, set(b"k", b"goes on"))]);
     }
@@ -452,10 +452,11 @@ fn cursors_survive_a_failover() {
                 break;
             }
         }
-        assert_eq!(found.len(), keys.len());
+        assert_eq!(found.len(), keys.len(), "{count:?}");
         assert_eq!(
             found.into_iter().collect::<BTreeSet<_>>(),
-            keys.iter().cloned().collect()
+            keys.iter().cloned().collect(),
+            "{count:?}"
         );
     }
     let replica = &replicas[0];
@@ -480,7 +481,7 @@ fn cursors_survive_a_failover() {
             held,
         };
         let page = replica.query(&query, Mode::Blocking).unwrap();
-        assert_eq!(page, Reply::Failed(Failure::SnapshotGone));
+        assert_eq!(page, Reply::Failed(Failure::SnapshotGone), "{cursor:?}");
     }
 }
 

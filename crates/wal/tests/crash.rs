@@ -369,7 +369,7 @@ fn rot_is_detected() {
             .windows(len)
             .rposition(|window| window == bytes)
             .expect("in its frame");
-        assert!(at > RING_BYTES as usize);
+        assert!(at > RING_BYTES as usize, "{from:?}, {len:?}");
         places.extend(at..at + len);
     }
     for at in places {
@@ -496,14 +496,17 @@ fn another_shape_is_refused_untouched() {
     ] {
         let (region, sim) = Region::from_image(&image).expect("memory");
         let opened = Ring::open(region.take(0, bytes).expect("free"), spec, None);
-        assert!(matches!(
-            opened,
-            Err(RingError::WrongShape {
-                log: 5,
-                slots: 16,
-                area: RING_BYTES
-            })
-        ));
-        assert_eq!(sim.image(|ways| ways - 1), image);
+        assert!(
+            matches!(
+                opened,
+                Err(RingError::WrongShape {
+                    log: 5,
+                    slots: 16,
+                    area: RING_BYTES
+                })
+            ),
+            "{spec:?}"
+        );
+        assert_eq!(sim.image(|ways| ways - 1), image, "{spec:?}");
     }
 }

@@ -6,11 +6,11 @@
 mod levels;
 
 use cyclone_pmem::{Payload, Region};
+use cyclone_test_support::Random;
 use cyclone_wal::flash::{FlashLog, FlashMode, FlashSpec, FlashState, SimDisk};
 use cyclone_wal::{Batch, HardState, NewEntry, Ring, RingSpec};
 use levels::{
-    Dice, LOG, Levels, RING_BYTES, RING_SLOTS, WHO, bytes, first_hard_state, open_flash, open_ring,
-    seed,
+    LOG, Levels, RING_BYTES, RING_SLOTS, WHO, bytes, first_hard_state, open_flash, open_ring, seed,
 };
 
 /// What happens, one thing after the other; each touches memory or flash, never both.
@@ -38,20 +38,20 @@ struct Truth {
 }
 
 fn script(seed: u64, steps: usize) -> Vec<Op> {
-    let mut dice = Dice(seed);
-    let op = |dice: &mut Dice| match dice.roll(10) {
-        0..=3 => Op::Append(match dice.roll(5) {
+    let mut random = Random::new(seed);
+    let op = |random: &mut Random| match random.below(10) {
+        0..=3 => Op::Append(match random.below(5) {
             0 => 5_000,
             1 => 0,
-            _ => dice.roll(400) as usize,
+            _ => random.below(400) as usize,
         }),
         4 => Op::Commit,
-        5..=6 => Op::Drain(dice.roll(250)),
+        5..=6 => Op::Drain(random.below(250)),
         7 => Op::Release,
         8 => Op::StoreFlush,
         _ => Op::Trim,
     };
-    (0..steps).map(|_| op(&mut dice)).collect()
+    (0..steps).map(|_| op(&mut random)).collect()
 }
 
 fn run(levels: &mut Levels, truth: &mut Truth, op: Op) {
@@ -133,7 +133,7 @@ fn recover(image: &[u8], disk: &cyclone_wal::flash::SimDisk, truth: Truth, conte
 }
 
 /// Fates of the pages in flight: all of them where they are few, else a sample.
-fn fates(pages: usize, dice: &mut Dice) -> Vec<Vec<u8>> {
+fn fates(pages: usize, random: &mut Random) -> Vec<Vec<u8>> {
     if pages <= 3 {
         let all = 3usize.pow(pages as u32);
         let fate = |number: usize| {
@@ -142,7 +142,7 @@ fn fates(pages: usize, dice: &mut Dice) -> Vec<Vec<u8>> {
         return (0..all).map(|number| fate(number).collect()).collect();
     }
     let mut some = vec![vec![0; pages], vec![1; pages]];
-    some.extend((0..10).map(|_| (0..pages).map(|_| dice.roll(3) as u8).collect()));
+    some.extend((0..10).map(|_| (0..pages).map(|_| random.below(3) as u8).collect()));
     some
 }
 
@@ -153,7 +153,7 @@ fn any_cut_leaves_every_acknowledged_entry() {
         let seed = seed(700 + round);
         println!("seed {seed} (CYCLONE_SEED)");
         let ops = script(seed, 60);
-        let mut dice = Dice(seed ^ 1);
+        let mut random = Random::new(seed ^ 1);
         // Events of memory after each step, in a run without a crash.
         let mut whole = Levels::new(FlashMode::Second, seed);
         let mut truth = Truth::default();
@@ -174,12 +174,12 @@ fn any_cut_leaves_every_acknowledged_entry() {
                 // at the next event.
             }
             let pages = levels.disk.in_flight_pages();
-            for fate in fates(pages, &mut dice) {
+            for fate in fates(pages, &mut random) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
-                let image = match dice.roll(3) {
+                let image = match random.below(3) {
                     0 => levels.sim.image(|_| 0),
                     1 => levels.sim.image(|ways| ways - 1),
-                    _ => levels.sim.sampled(dice.roll(u64::MAX)),
+                    _ => levels.sim.sampled(random.below(u64::MAX)),
                 };
                 let context =
                     format!("seed {seed}, cut {cut}, step {step}, fate {fate:?}, {truth:?}");
@@ -193,7 +193,7 @@ fn any_cut_leaves_every_acknowledged_entry() {
         for (step, op) in ops.iter().enumerate() {
             run(&mut levels, &mut truth, *op);
             let image = levels.sim.image(|_| 0);
-            for fate in fates(levels.disk.in_flight_pages(), &mut dice) {
+            for fate in fates(levels.disk.in_flight_pages(), &mut random) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let context = format!("seed {seed}, after step {step}, fate {fate:?}, {truth:?}");
                 recover(&image, &disk, truth, &context);
@@ -342,7 +342,7 @@ fn the_only_level_survives_the_loss_of_memory() {
 }
 
 fn only_level(seed: u64) {
-    let mut dice = Dice(seed);
+    let mut random = Random::new(seed);
     let mut levels = Levels::new(FlashMode::Only, seed);
     levels.disk.faults(|faults| faults.torn_pages = true);
     let mut states = vec![State {
@@ -359,24 +359,24 @@ fn only_level(seed: u64) {
         let context = format!("seed {seed}, step {step}");
         let now = states[states.len() - 1].clone();
         let last = now.entries.len() as u64;
-        match dice.roll(16) {
+        match random.below(16) {
             0..=4 => {
                 let mut next = now.clone();
-                next.hard.term += u64::from(dice.roll(6) == 0);
-                let from = match dice.roll(6) {
-                    0 => next.hard.commit + 1 + dice.roll(last + 1 - next.hard.commit),
+                next.hard.term += u64::from(random.below(6) == 0);
+                let from = match random.below(6) {
+                    0 => next.hard.commit + 1 + random.below(last + 1 - next.hard.commit),
                     _ => last + 1,
                 };
                 let replaced = from <= last;
                 next.hard.term += u64::from(replaced);
                 let term = next.hard.term;
                 next.entries.truncate(from as usize - 1);
-                let lens: Vec<usize> = (0..1 + dice.roll(3))
+                let lens: Vec<usize> = (0..1 + random.below(3))
                     .map(|_| {
-                        if dice.roll(9) == 0 {
+                        if random.below(9) == 0 {
                             6_000
                         } else {
-                            dice.roll(200) as usize
+                            random.below(200) as usize
                         }
                     })
                     .collect();
@@ -437,16 +437,16 @@ fn only_level(seed: u64) {
                 waiting.push((states.len() - 1, last, version, None));
             }
             6..=11 => {
-                let time = dice.roll(150);
+                let time = random.below(150);
                 levels.pass(time, last);
             }
             12 => applied = states[durable].hard.commit.max(applied),
             13 if levels.flash.fill() > 0.3 => {
                 levels.flash.trim(applied);
             }
-            14 if dice.roll(6) == 0 => {
+            14 if random.below(6) == 0 => {
                 crashes += 1;
-                levels.disk.crash(dice.roll(1 << 40));
+                levels.disk.crash(random.below(1 << 40));
                 let mut flash = open_flash(&levels.disk, FlashMode::Only)
                     .unwrap_or_else(|error| panic!("{error}: {context}"));
                 let (region, area) = fresh_ring();
@@ -466,7 +466,7 @@ fn only_level(seed: u64) {
             _ => {}
         }
         let last = states[states.len() - 1].entries.len() as u64;
-        if dice.roll(2) == 0 {
+        if random.below(2) == 0 {
             levels.flash.pump(&levels.ring, last, levels.now_us);
         }
         let (flash, position) = (&levels.flash, levels.flash.position());
@@ -542,27 +542,27 @@ fn as_the_only_level_trimming_leaves_a_hard_state() {
     for round in 0..15 {
         let seed = seed(1_300 + round);
         println!("seed {seed} (CYCLONE_SEED)");
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let mut levels = Levels::new(FlashMode::Only, seed);
         let mut hard = first_hard_state();
-        hard.learners = (10..10 + 30 * dice.roll(3)).collect();
+        hard.learners = (10..10 + 30 * random.below(3)).collect();
         let mut last = 0;
         for step in 0..200 {
-            let len = [60, 250, 1_000, 9_000][dice.roll(4) as usize];
+            let len = [60, 250, 1_000, 9_000][random.below(4) as usize];
             last += u64::from(levels.append(last + 1, 1, len));
-            if dice.roll(6) == 0 {
+            if random.below(6) == 0 {
                 hard.vote = hard.vote % 3 + 1;
                 hard.commit = levels.flash.durable_index();
                 levels.flash.set_hard_state(hard.clone());
             }
             // While writes are in flight, pages fill.
-            let us = [0, 0, 20, 300][dice.roll(4) as usize];
+            let us = [0, 0, 20, 300][random.below(4) as usize];
             levels.pass(us, last);
             levels.flash.trim(levels.flash.durable_index());
             let through = levels.flash.durable_index().min(last - 1);
             levels.ring.trim(through).expect("within the log");
             let durable = levels.flash.durable_index();
-            for fate in fates(levels.disk.in_flight_pages(), &mut dice) {
+            for fate in fates(levels.disk.in_flight_pages(), &mut random) {
                 let disk = levels.disk.crashed_copy(|page| fate[page]);
                 let context = format!("seed {seed}, step {step}, fate {fate:?}");
                 let flash = open_flash(&disk, FlashMode::Only)

@@ -105,12 +105,13 @@ fn pages_come_back_and_limits_hold() {
             };
             device.submit(0, request).expect("nothing is outstanding");
             let completion = wait_one(&mut *device);
-            assert_eq!(completion.result, Ok(()));
+            assert_eq!(completion.result, Ok(()), "{number:?}");
             assert!(
                 completion
                     .buffer
                     .iter()
-                    .all(|byte| u64::from(*byte) == number + 1)
+                    .all(|byte| u64::from(*byte) == number + 1),
+                "{number:?}"
             );
         }
         // Beyond the end.

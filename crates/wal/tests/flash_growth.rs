@@ -91,7 +91,11 @@ fn a_new_area_that_cannot_grow_is_refused_with_the_devices_own_words() {
         let device = Stunted::on(&disk, error);
         let mode = FlashMode::Only;
         let made = FlashLog::create(device, spec(mode), &WHO, 9, (0, 0), &first_hard_state());
-        assert_eq!(made.map(|_| ()), Err(FlashError::Device(error)));
+        assert_eq!(
+            made.map(|_| ()),
+            Err(FlashError::Device(error)),
+            "{error:?}"
+        );
     }
 }
 
@@ -106,7 +110,7 @@ fn a_log_that_waits_for_growth_says_what_keeps_it() {
         let mut last = 0;
         while levels.flash.state(levels.now_us) == FlashState::Ready {
             last += u64::from(levels.append(last + 1, 1, 2_000));
-            assert!(last < 400, "it never fills");
+            assert!(last < 400, "it never fills: {error:?}");
             levels.pass(1_000, last);
             let through = levels.flash.durable_index();
             levels.ring.trim(through).expect("within the log");
@@ -122,7 +126,11 @@ fn a_log_that_waits_for_growth_says_what_keeps_it() {
         (levels.flash, _) =
             FlashLog::open(device, spec(FlashMode::Second), &WHO).expect("it is whole");
         levels.settle(last);
-        assert_eq!(levels.flash.state(levels.now_us), FlashState::Ready);
+        assert_eq!(
+            levels.flash.state(levels.now_us),
+            FlashState::Ready,
+            "{error:?}"
+        );
     }
 }
 

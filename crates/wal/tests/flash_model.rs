@@ -4,11 +4,12 @@
 #[path = "support/levels.rs"]
 mod levels;
 
+use cyclone_test_support::Random;
 use cyclone_wal::flash::{
     Action, Buffers, DeviceError, FetchError, FlashDevice, FlashError, FlashLog, FlashMode,
     FlashState, Request,
 };
-use levels::{Dice, Levels, SEGMENT, SEGMENTS, WHO, bytes, open_flash, read, seed, spec};
+use levels::{Levels, SEGMENT, SEGMENTS, WHO, bytes, open_flash, read, seed, spec};
 
 /// Term and payload length of each entry from index 1 on.
 type Model = Vec<(u64, usize)>;
@@ -40,20 +41,20 @@ fn random_work_against_a_model() {
     for round in 0..12u64 {
         let seed = seed(4_000 + round);
         println!("seed {seed} (CYCLONE_SEED)");
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let mut levels = Levels::new(FlashMode::Second, seed);
         let mut model = Model::new();
         let mut term = 1;
         let (mut commit, mut calm_at) = (0, 0);
         let mut crashes = 0;
         for step in 0..3_000 {
-            match dice.roll(20) {
+            match random.below(20) {
                 0..=7 => {
-                    term += u64::from(dice.roll(30) == 0);
-                    let len = match dice.roll(8) {
-                        0 => dice.roll(11_000),
+                    term += u64::from(random.below(30) == 0);
+                    let len = match random.below(8) {
+                        0 => random.below(11_000),
                         1 => 0,
-                        _ => dice.roll(300),
+                        _ => random.below(300),
                     } as usize;
                     let index = model.len() as u64 + 1;
                     if levels.append(index, term, len) {
@@ -61,10 +62,10 @@ fn random_work_against_a_model() {
                     }
                 }
                 8..=9 => {
-                    commit = model.len() as u64 - dice.roll(3).min(model.len() as u64 - commit)
+                    commit = model.len() as u64 - random.below(3).min(model.len() as u64 - commit)
                 }
                 10..=14 => {
-                    let time = dice.roll(400);
+                    let time = random.below(400);
                     levels.pass(time, commit);
                 }
                 15 => {
@@ -76,15 +77,15 @@ fn random_work_against_a_model() {
                     if levels.flash.fill() > 0.4 {
                         levels
                             .flash
-                            .trim(first + dice.roll(last + 2 - first.min(last)));
+                            .trim(first + random.below(last + 2 - first.min(last)));
                     }
                 }
                 17 if levels.flash.durable_index() >= levels.flash.first_index() => {
                     let (first, last) = (levels.flash.first_index(), levels.flash.durable_index());
-                    let from = first + dice.roll(last + 1 - first);
+                    let from = first + random.below(last + 1 - first);
                     let hung = levels.disk.outstanding() > 0 && calm_at > levels.now_us;
                     if !hung {
-                        let found = levels.read(from, (from + dice.roll(20)).min(last));
+                        let found = levels.read(from, (from + random.below(20)).min(last));
                         let found = found.unwrap_or_else(|error| panic!("{error}, step {step}"));
                         assert_eq!(found[0].payload, {
                             let (term, len) = model[from as usize - 1];
@@ -94,7 +95,7 @@ fn random_work_against_a_model() {
                 }
                 18 if calm_at <= levels.now_us => {
                     calm_at = levels.now_us + 2_000;
-                    match dice.roll(12) {
+                    match random.below(12) {
                         0 => levels.disk.faults(|faults| faults.hang_until_us = calm_at),
                         1 => levels.disk.faults(|faults| {
                             faults.write_error = Some(DeviceError::Io(5));
@@ -105,14 +106,14 @@ fn random_work_against_a_model() {
                         _ => calm_at = 0,
                     }
                 }
-                19 if dice.roll(8) == 0 => {
+                19 if random.below(8) == 0 => {
                     crashes += 1;
                     let durable = levels.flash.durable_index();
                     levels.disk.faults(|faults| {
                         *faults = Default::default();
-                        faults.torn_pages = dice.roll(2) == 0;
+                        faults.torn_pages = random.below(2) == 0;
                     });
-                    levels.disk.crash(dice.roll(1 << 40));
+                    levels.disk.crash(random.below(1 << 40));
                     let context = format!("seed {seed}, step {step}, crash {crashes}");
                     levels.flash = open_flash(&levels.disk, FlashMode::Second)
                         .unwrap_or_else(|error| panic!("{error}: {context}"));
@@ -305,7 +306,7 @@ fn lost_and_misdirected_writes_are_noticed() {
             page,
             what: "it is not what was written",
         };
-        assert_eq!(missing, Err(expected));
+        assert_eq!(missing, Err(expected), "{misdirect:?}");
         let opened = open_flash(&levels.disk.copy(1), FlashMode::Second);
         assert!(
             matches!(opened.map(|_| ()), Err(FlashError::Corrupt { .. })),
@@ -323,12 +324,12 @@ fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     fill(&mut levels, 1, 60, 500);
     let seed = seed(99);
     println!("seed {seed} (CYCLONE_SEED)");
-    let mut dice = Dice(seed);
+    let mut random = Random::new(seed);
     let segment = u64::from(SEGMENT) / 4096;
     let last = levels.flash.position();
     for page in 0..last {
         let disk = levels.disk.copy(1);
-        disk.rot(segment + page, dice.roll(4096 * 8) as usize);
+        disk.rot(segment + page, random.below(4096 * 8) as usize);
         match open_flash(&disk, FlashMode::Second) {
             Err(FlashError::Corrupt { .. }) => {}
             Ok(flash) => {
@@ -381,8 +382,8 @@ fn a_bad_page_costs_only_the_entries_in_it() {
                 match fetched.result {
                     Ok(entries) => {
                         for (entry, index) in entries.iter().zip(index..) {
-                            assert_eq!((entry.index, entry.term), (index, 1));
-                            assert_eq!(entry.payload, bytes(index, 1, 500));
+                            assert_eq!((entry.index, entry.term), (index, 1), "{to:?}");
+                            assert_eq!(entry.payload, bytes(index, 1, 500), "{to:?}");
                         }
                     }
                     Err(FetchError::Device { index: told, .. }) => {

@@ -7,10 +7,11 @@ mod levels;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cyclone_test_support::Random;
 use cyclone_wal::flash::{
     Action, Completion, FlashDevice, FlashLog, FlashMode, Request, SimDisk, SimFlash,
 };
-use levels::{Dice, Levels, SEGMENT, SEGMENTS, WHO, bytes, read, seed, spec};
+use levels::{Levels, SEGMENT, SEGMENTS, WHO, bytes, read, seed, spec};
 
 /// Bytes of the longest entry: the ring takes no longer ones.
 const LONGEST: usize = 12_100;
@@ -98,15 +99,15 @@ fn open(disk: &SimDisk) -> (FlashLog, Asked) {
 fn opening_reads_each_page_once_wherever_an_entry_lies() {
     let seed = seed(31);
     println!("seed {seed} (CYCLONE_SEED)");
-    let mut dice = Dice(seed);
+    let mut random = Random::new(seed);
     let mut levels = Levels::new(FlashMode::Second, seed);
     let pages = u64::from(SEGMENT) * (SEGMENTS - 1) / 4096;
     let (mut model, mut term, mut across) = (Vec::new(), 1, 0);
     while levels.flash.position() < 6 * pages {
         let index = model.len() as u64 + 1;
-        term += u64::from(dice.roll(20) == 0);
-        let len =
-            [100, 3_900, 7_000, LONGEST - 300][dice.roll(4) as usize] + dice.roll(300) as usize;
+        term += u64::from(random.below(20) == 0);
+        let len = [100, 3_900, 7_000, LONGEST - 300][random.below(4) as usize]
+            + random.below(300) as usize;
         assert!(levels.append(index, term, len), "the ring has room");
         model.push((term, len));
         let before = levels.flash.position();
@@ -143,7 +144,7 @@ fn opening_reads_each_page_once_wherever_an_entry_lies() {
             assert_eq!(flash.term(index), Some(term), "{context}");
         }
         assert_eq!(found.len() as u64, index + 1 - first, "{context}");
-        levels.flash.trim(index.saturating_sub(dice.roll(2)));
+        levels.flash.trim(index.saturating_sub(random.below(2)));
     }
     assert!(across > 0, "no entry lay across the area's end");
 }

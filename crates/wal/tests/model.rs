@@ -295,7 +295,7 @@ fn small_payloads_give_their_frames_back() {
         let payload = Payload::from(frame.freeze(0..len));
         append(&mut bed, index, &payload);
         drop(payload);
-        assert_eq!(bed.pool.count() - bed.pool.free(), held);
+        assert_eq!(bed.pool.count() - bed.pool.free(), held, "{len:?}");
     }
     let again = Bed::open(&bed.durable()).expect("recovers");
     let wanted = [vec![1; least - 1], vec![2; least]];

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use cyclone_test_support::Random;
 use cyclone_wire::long_double::LongDouble;
 
 /// Per line of two texts: what Redis' `string2ld` makes of each, their sum, and its text; `-` for
@@ -53,76 +54,71 @@ int main(void) {
 }
 "#;
 
-struct Random(u64);
+fn digits(random: &mut Random, most: u64, radix: u32) -> String {
+    let count = random.below(most + 1);
+    let digit = |value: u64| char::from_digit(value as u32, radix).unwrap_or('0');
+    (0..count)
+        .map(|_| digit(random.below(u64::from(radix))))
+        .collect()
+}
 
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below
-    }
+/// A number, or nearly one.
+fn number(random: &mut Random) -> String {
+    let sign = ["", "", "-", "+"][random.below(4) as usize];
+    let most = [3, 20, 40, 120, 2_000][random.below(5) as usize];
+    let point = ["", ".", "."][random.below(3) as usize];
+    let exponents = [3, 25, 70, 4_940, 20_000][random.below(5) as usize];
+    let exponent_sign = ["", "-", "+"][random.below(3) as usize];
+    let exponent = format!("{exponent_sign}{}", random.below(exponents));
+    let body = match random.below(8) {
+        0 => format!(
+            "0x{}{point}{}",
+            digits(random, most, 16),
+            digits(random, 20, 16)
+        ),
+        1 => format!(
+            "0X{}{point}{}p{exponent}",
+            digits(random, 20, 16),
+            digits(random, 20, 16)
+        ),
+        2 | 3 => format!(
+            "{}{point}{}",
+            digits(random, most, 10),
+            digits(random, 20, 10)
+        ),
+        4 => format!(
+            "{}",
+            random.below(1 << 53) as f64 / (1u64 << random.below(54)) as f64
+        ),
+        5 => ["inf", "nan", "Infinity", "0", "1.5x", "0x1p-16445"][random.below(6) as usize].into(),
+        _ => format!(
+            "{}{point}{}E{exponent}",
+            digits(random, most, 10),
+            digits(random, 20, 10)
+        ),
+    };
+    format!("{sign}{body}")
+}
 
-    fn digits(&mut self, most: u64, radix: u32) -> String {
-        let count = self.next(most + 1);
-        let digit = |value: u64| char::from_digit(value as u32, radix).unwrap_or('0');
-        (0..count)
-            .map(|_| digit(self.next(u64::from(radix))))
-            .collect()
-    }
-
-    /// A number, or nearly one.
-    fn number(&mut self) -> String {
-        let sign = ["", "", "-", "+"][self.next(4) as usize];
-        let most = [3, 20, 40, 120, 2_000][self.next(5) as usize];
-        let point = ["", ".", "."][self.next(3) as usize];
-        let exponents = [3, 25, 70, 4_940, 20_000][self.next(5) as usize];
-        let exponent_sign = ["", "-", "+"][self.next(3) as usize];
-        let exponent = format!("{exponent_sign}{}", self.next(exponents));
-        let body = match self.next(8) {
-            0 => format!("0x{}{point}{}", self.digits(most, 16), self.digits(20, 16)),
-            1 => format!(
-                "0X{}{point}{}p{exponent}",
-                self.digits(20, 16),
-                self.digits(20, 16)
-            ),
-            2 | 3 => format!("{}{point}{}", self.digits(most, 10), self.digits(20, 10)),
-            4 => format!(
-                "{}",
-                self.next(1 << 53) as f64 / (1u64 << self.next(54)) as f64
-            ),
-            5 => {
-                ["inf", "nan", "Infinity", "0", "1.5x", "0x1p-16445"][self.next(6) as usize].into()
-            }
-            _ => format!(
-                "{}{point}{}E{exponent}",
-                self.digits(most, 10),
-                self.digits(20, 10)
-            ),
-        };
-        format!("{sign}{body}")
-    }
-
-    /// Two numbers that often lie near each other, or half-way between two others.
-    fn pair(&mut self) -> (String, String) {
-        let left = self.number();
-        let right = match self.next(6) {
-            0 => format!("-{}", left.trim_start_matches(['-', '+'])),
-            1 => {
-                // A 64-bit number, and one that touches its last bits.
-                let exponent = self.next(32_700) as i64 - 16_445;
-                let left = format!("0x{:x}p{exponent}", self.next(1 << 52) << 11 | 1);
-                let right = format!(
-                    "-0x{:x}p{}",
-                    self.next(8) + 1,
-                    exponent - self.next(70) as i64
-                );
-                return (left, right);
-            }
-            _ => self.number(),
-        };
-        (left, right)
-    }
+/// Two numbers that often lie near each other, or half-way between two others.
+fn pair(random: &mut Random) -> (String, String) {
+    let left = number(random);
+    let right = match random.below(6) {
+        0 => format!("-{}", left.trim_start_matches(['-', '+'])),
+        1 => {
+            // A 64-bit number, and one that touches its last bits.
+            let exponent = random.below(32_700) as i64 - 16_445;
+            let left = format!("0x{:x}p{exponent}", random.below(1 << 52) << 11 | 1);
+            let right = format!(
+                "-0x{:x}p{}",
+                random.below(8) + 1,
+                exponent - random.below(70) as i64
+            );
+            return (left, right);
+        }
+        _ => number(random),
+    };
+    (left, right)
 }
 
 fn hexadecimal(number: LongDouble) -> String {
@@ -174,9 +170,9 @@ fn reads_adds_and_prints_as_the_processor_does() {
     let count = std::env::var("CYCLONE_PAIRS")
         .ok()
         .and_then(|count| count.parse().ok());
-    let mut random = Random(0x5eed_0010_0dd5_eed1);
+    let mut random = Random::new(0x5eed_0010_0dd5_eed1);
     let pairs: Vec<_> = (0..count.unwrap_or(10_000))
-        .map(|_| random.pair())
+        .map(|_| pair(&mut random))
         // The program reads words.
         .filter(|(left, right)| !left.is_empty() && !right.is_empty())
         .collect();

@@ -75,10 +75,14 @@ fn nothing_one_point_and_zero_on_a_logarithmic_axis_are_drawn_without_fault() {
         &[(-3.0, 2.0), (3.0, 0.0)],
         &[(f64::NAN, 1.0), (3.0, f64::INFINITY)],
     ] {
-        drawn(&chart(&[points], true));
-        drawn(&chart(&[points], false));
+        for is_logarithmic in [true, false] {
+            let svg = drawn(&chart(&[points], is_logarithmic));
+            let is_whole = svg.trim_end().ends_with("</svg>") && !svg.contains("NaN");
+            assert!(is_whole, "{points:?}, {is_logarithmic}: {svg}");
+        }
     }
-    drawn(&chart(&[], false));
+    let svg = drawn(&chart(&[], false));
+    assert!(svg.trim_end().ends_with("</svg>"), "{svg}");
 }
 
 #[test]

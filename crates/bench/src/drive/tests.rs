@@ -249,8 +249,8 @@ fn what_began_or_was_due_in_the_warm_up_is_none_of_the_measured_time() {
         for pace in [Pace::Closed, Pace::Open(1000.0)] {
             let stall = 50 * MS..150 * MS;
             let (seen, lane) = run_ending(&turn(pace, 4), stall, Mix::reads(0.0), ending);
-            assert_eq!((seen.refused, seen.unfinished), (0, 0));
-            assert!(lane.answered > seen.operations);
+            assert_eq!((seen.refused, seen.unfinished), (0, 0), "{pace:?}");
+            assert!(lane.answered > seen.operations, "{pace:?}");
         }
     }
 }
@@ -355,7 +355,10 @@ fn a_call_is_over_when_it_returns_however_many_could_be_in_flight() {
         let seen = drive(&mut lane, &clock, &mut maker, &turn, 0, &Live::new(&stop));
         let seen = seen.expect("driven");
         let expected = 100_000 / calls;
-        assert!((expected - 10..=expected).contains(&seen.operations));
+        assert!(
+            (expected - 10..=expected).contains(&seen.operations),
+            "{mix:?}, {calls:?}"
+        );
         assert!(seen.latency_ns.max() < calls * 11 * US, "{mix:?}");
     }
 }

@@ -8,6 +8,7 @@ use cyclone_consensus::{
     Config, EarlyAppends, Group, OutMessage, Outbox, PeerState, StepError, persist_all_pipelined,
 };
 use cyclone_pmem::{CrashSim, Payload, Region};
+use cyclone_test_support::Random;
 use cyclone_wal::HardState;
 use cyclone_wal::flash::{FlashIdentity, FlashLog, FlashMode, FlashSpec, SimDisk};
 use cyclone_wal::ring::{Ring, RingSpec};
@@ -33,28 +34,6 @@ fn flash_spec(mode: FlashMode) -> FlashSpec {
         flush_after_us: 300,
         grow_bytes: 128 << 10,
         ..FlashSpec::new(SPEC.log, mode, FLASH_BYTES)
-    }
-}
-
-/// A small generator: runs are repeated from the seed.
-#[derive(Clone)]
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
     }
 }
 
@@ -115,7 +94,7 @@ pub struct Cluster {
     pub reads: Vec<(u64, u64, u64)>,
     pub refused: BTreeMap<String, u64>,
     pub snapshots: u64,
-    pub dice: Dice,
+    pub random: Random,
     pub mode: Option<FlashMode>,
     pub now_us: u64,
     /// Entries that came back from flash after a crash.
@@ -154,7 +133,7 @@ impl Cluster {
             reads: Vec::new(),
             refused: BTreeMap::new(),
             snapshots: 0,
-            dice: Dice(seed),
+            random: Random::new(seed),
             mode,
             now_us: 0,
             replayed: 0,
@@ -187,7 +166,7 @@ impl Cluster {
     /// Starts one more replica, which joins; answers its id.
     pub fn join(&mut self) -> u64 {
         let id = self.nodes.len() as u64 + 1;
-        let node = Cluster::node(id, &[], self.dice.next(), self.mode);
+        let node = Cluster::node(id, &[], self.random.draw(), self.mode);
         self.nodes.push(node);
         // What it was created with is durable before it takes part.
         for _ in 0..100 {
@@ -332,7 +311,7 @@ impl Cluster {
         let voters = node.voters.clone();
         let mut flash = self.mode.zip(node.disk.as_ref()).map(|(mode, disk)| {
             disk.faults(|faults| faults.torn_pages = true);
-            disk.crash(self.dice.next());
+            disk.crash(self.random.draw());
             FlashLog::open(Box::new(disk.device()), flash_spec(mode), &WHO)
                 .unwrap()
                 .0
@@ -344,7 +323,7 @@ impl Cluster {
             let flash = flash.as_mut().unwrap();
             (flash.rebuild(area, SPEC, None, node.flushed).unwrap(), sim)
         } else {
-            let image = image.unwrap_or_else(|| sim.sampled(self.dice.next()));
+            let image = image.unwrap_or_else(|| sim.sampled(self.random.draw()));
             let (region, sim) = Region::from_image(&image).unwrap();
             let area = region.take(0, AREA_BYTES).unwrap();
             let (ring, _) = Ring::open(area, SPEC, None).unwrap();
@@ -353,7 +332,7 @@ impl Cluster {
             }
             (ring, sim)
         };
-        let mut config = config(node.id, &voters, self.dice.next());
+        let mut config = config(node.id, &voters, self.random.draw());
         node.applied = node.flushed;
         node.memberships.split_off(&(node.flushed + 1));
         let stored = node.memberships.last_key_value();
@@ -395,7 +374,7 @@ impl Cluster {
         let node = &mut self.nodes[at];
         let voters = node.group.members().voters;
         if !voters.contains(&node.id) {
-            let to = voters[self.dice.below(voters.len() as u64) as usize];
+            let to = voters[self.random.below(voters.len() as u64) as usize];
             let _ = node.group.transfer_leader(to);
         }
     }

@@ -11,6 +11,7 @@ use crate::endpoint::{AppendSpec, Endpoint, FabricError};
 use crate::event::{Event, FailureKind};
 use crate::key::{Access, AppendKey, Token};
 use crate::operation::{ChainOperation, ChainShape, ConnectionId, Operation};
+use cyclone_test_support::Random;
 
 const SEGMENT: u64 = 4096;
 const MEMORY: u64 = 64 << 10;
@@ -284,63 +285,48 @@ fn serials_go_on_from_one_life_to_the_next() {
         drop(owner);
         owner = ShmEndpoint::open(pair.directory.path(), "owner", config()).expect("open");
         let after = owner.register(0, 64, Access::ALL, Token(1)).expect("key");
-        assert_ne!(before.id, after.id);
-        assert!(former != 1 << 47 || after.id >> 16 > former);
+        assert_ne!(before.id, after.id, "{former:?}");
+        assert!(former != 1 << 47 || after.id >> 16 > former, "{former:?}");
     }
 }
 
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
+/// A word that somebody might trip over.
+fn word(random: &mut Random, before: u64) -> u64 {
+    match random.below(9) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => before.wrapping_add(1),
+        3 => before.wrapping_sub(8),
+        4 => before ^ 1 << random.below(64),
+        5 => 1 << random.below(64),
+        6 => u64::from(std::process::id()) << 32 | random.below(8),
+        7 => random.below(16),
+        _ => random.draw(),
     }
+}
 
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// A word that somebody might trip over.
-    fn word(&mut self, before: u64) -> u64 {
-        match self.below(9) {
-            0 => 0,
-            1 => u64::MAX,
-            2 => before.wrapping_add(1),
-            3 => before.wrapping_sub(8),
-            4 => before ^ 1 << self.below(64),
-            5 => 1 << self.below(64),
-            6 => u64::from(std::process::id()) << 32 | self.below(8),
-            7 => self.below(16),
-            _ => self.next(),
-        }
-    }
-
-    /// Writes nonsense somewhere into a control file, more often where it matters.
-    fn scribble(&mut self, control: &Control) {
-        let shape = control.shape;
-        let base = match self.below(5) {
-            0 => 0,
-            1 => shape.registration(self.below(shape.registrations.min(4))),
-            2 => shape.queue(self.below(shape.queues)),
-            _ => shape.slot(self.below(shape.peers)),
-        };
-        let at = match self.below(4) {
-            0 => base + self.below(8) * 8,
-            1 => base + self.below(queue::BYTES / 8 + 8) * 8,
-            2 => base + self.below(slot::BYTES / 8) * 8,
-            _ => base + slot::TO_OWNER + self.below(6) * 64,
-        };
-        let at = at.min(control.area.len() - 8);
-        let word = self.word(control.load(at));
-        control.store(at, word);
-    }
+/// Writes nonsense somewhere into a control file, more often where it matters.
+fn scribble(random: &mut Random, control: &Control) {
+    let shape = control.shape;
+    let base = match random.below(5) {
+        0 => 0,
+        1 => shape.registration(random.below(shape.registrations.min(4))),
+        2 => shape.queue(random.below(shape.queues)),
+        _ => shape.slot(random.below(shape.peers)),
+    };
+    let at = match random.below(4) {
+        0 => base + random.below(8) * 8,
+        1 => base + random.below(queue::BYTES / 8 + 8) * 8,
+        2 => base + random.below(slot::BYTES / 8) * 8,
+        _ => base + slot::TO_OWNER + random.below(6) * 64,
+    };
+    let at = at.min(control.area.len() - 8);
+    let nonsense = word(random, control.load(at));
+    control.store(at, nonsense);
 }
 
 /// Everything that an owner and an initiator may do, whatever comes of it.
-fn use_everything(pair: &mut Pair, dice: &mut Dice) {
+fn use_everything(pair: &mut Pair, random: &mut Random) {
     let (owner, initiator) = (&mut pair.owner, &mut pair.initiator);
     let mut events = Vec::new();
     let key = owner.register(32 << 10, 4096, Access::ALL, Token(1));
@@ -357,7 +343,7 @@ fn use_everything(pair: &mut Pair, dice: &mut Dice) {
     if let Ok(on) = initiator.connect(&owner.address()) {
         pair.on = on;
     }
-    let bytes = vec![5; dice.below(6000) as usize];
+    let bytes = vec![5; random.below(6000) as usize];
     let _ = initiator.post(pair.on, Operation::Send { bytes: &bytes }, 1);
     if let (Ok(key), Ok(queue)) = (&key, &queue) {
         let operations = [
@@ -391,7 +377,7 @@ fn use_everything(pair: &mut Pair, dice: &mut Dice) {
         }
     }
     initiator.poll(&mut events);
-    if dice.below(2) == 0 {
+    if random.below(2) == 0 {
         initiator.disconnect(pair.on);
     }
     owner.wait(Duration::ZERO);
@@ -413,7 +399,7 @@ fn use_everything(pair: &mut Pair, dice: &mut Dice) {
 fn nonsense_between_operations_does_no_more_than_fail_them() {
     for seed in 0..200 {
         eprintln!("seed {seed}");
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let config = ShmConfig {
             stalled_wait: Duration::from_micros(100),
             max_queues: 2,
@@ -421,13 +407,13 @@ fn nonsense_between_operations_does_no_more_than_fail_them() {
         };
         let mut pair = Pair::new(config.clone());
         for _ in 0..20 {
-            for _ in 0..dice.below(4) {
-                dice.scribble(&pair.owner.control);
-                if dice.below(4) == 0 {
-                    dice.scribble(&pair.initiator.control);
+            for _ in 0..random.below(4) {
+                scribble(&mut random, &pair.owner.control);
+                if random.below(4) == 0 {
+                    scribble(&mut random, &pair.initiator.control);
                 }
             }
-            use_everything(&mut pair, &mut dice);
+            use_everything(&mut pair, &mut random);
         }
         let Pair {
             directory, owner, ..
@@ -528,7 +514,7 @@ impl Drop for Over<'_> {
 fn nonsense_at_any_moment_does_no_more_than_fail_operations() {
     for seed in 0..20 {
         eprintln!("seed {seed}");
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let config = ShmConfig {
             stalled_wait: Duration::from_micros(100),
             max_queues: 2,
@@ -540,17 +526,17 @@ fn nonsense_at_any_moment_does_no_more_than_fail_operations() {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut dice = Dice(!seed);
+                let mut random = Random::new(!seed);
                 while !is_over.load(Ordering::Relaxed) {
-                    let whose = dice.below(4) as usize / 3;
-                    dice.scribble(&controls[whose]);
-                    std::thread::sleep(Duration::from_micros(dice.below(20)));
+                    let whose = random.below(4) as usize / 3;
+                    scribble(&mut random, &controls[whose]);
+                    std::thread::sleep(Duration::from_micros(random.below(20)));
                 }
             });
             // Also when it ends by a panic.
             let _over = Over(&is_over);
             for _ in 0..30 {
-                use_everything(&mut pair, &mut dice);
+                use_everything(&mut pair, &mut random);
             }
         });
     }

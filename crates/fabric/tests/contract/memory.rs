@@ -20,9 +20,14 @@ pub fn what_was_written_is_read_and_seen(group: &mut Group) {
         // Complete means in memory: the target's own program sees it.
         assert_eq!(
             group.endpoints[1].memory().read_vec(4096 + at, len as u64),
-            bytes
+            bytes,
+            "{at:?}, {len:?}"
         );
-        assert_eq!(group.read(0, on, &key, at, len as u64), bytes);
+        assert_eq!(
+            group.read(0, on, &key, at, len as u64),
+            bytes,
+            "{at:?}, {len:?}"
+        );
     }
 }
 

@@ -11,32 +11,13 @@ use cyclone_fabric::{
     Address, AppendKey, ChainOperation, ChainShape, ConnectionId, Endpoint, Event, FabricError,
     FailureKind, MemoryKey, Operation, Token,
 };
+use cyclone_test_support::mix;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub const TOKEN: Token = Token(0x70c7);
 pub const LINE: u64 = 64;
 /// Ends of a child: the fabric refused it as it should.
 pub const REFUSED: i32 = 40;
-
-/// Numbers from a seed.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.0)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-pub fn mixed(word: u64) -> u64 {
-    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
-}
 
 /// The seed of a test: `SEED` in the environment, or a fixed one. Which interleaving it meets is
 /// the machine's choice.
@@ -66,7 +47,7 @@ pub fn open(directory: &Path, name: &str, config: ShmConfig) -> ShmEndpoint {
 /// Lines of a record: many, so that a process is more often within an append than between two.
 /// Every line tells whose it is, and which.
 pub fn lines_of(sender: u64, number: u64) -> u64 {
-    1 + mixed(sender << 32 ^ number) % 200
+    1 + mix(sender << 32 ^ number) % 200
 }
 
 pub fn line(sender: u64, number: u64, place: u64) -> [u8; LINE as usize] {
@@ -74,7 +55,7 @@ pub fn line(sender: u64, number: u64, place: u64) -> [u8; LINE as usize] {
     let mut bytes = [0; LINE as usize];
     for (n, word) in bytes.chunks_exact_mut(8).enumerate() {
         let value = head.get(n).copied();
-        let value = value.unwrap_or_else(|| mixed(head[0] ^ place << 20 ^ n as u64) | 1);
+        let value = value.unwrap_or_else(|| mix(head[0] ^ place << 20 ^ n as u64) | 1);
         word.copy_from_slice(&value.to_le_bytes());
     }
     bytes

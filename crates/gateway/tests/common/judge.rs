@@ -52,7 +52,7 @@ impl Redis {
     }
 }
 
-/// What we and Redis said to something, if that is not the same.
+/// What we and Redis answered to something, if that is not the same.
 pub fn difference(asked: &str, we: &str, they: &str) -> Option<String> {
     (we != they).then(|| format!("{asked}we:    {we}Redis: {they}"))
 }
@@ -65,17 +65,22 @@ pub fn differences<'a>(
 ) -> Vec<String> {
     let mut theirs = Client::connect(redis.addr);
     let mut ours = server.client();
-    let ask = |line: &str| {
+    let ask = |(number, line): (usize, &str)| {
         let line = format!("{line}\r\n");
-        difference(&line, &ours.exchange(&line), &theirs.exchange(&line))
+        difference(
+            &format!("line {number}: {line}"),
+            &ours.exchange(&line),
+            &theirs.exchange(&line),
+        )
     };
-    lines.into_iter().filter_map(ask).collect()
+    lines.into_iter().enumerate().filter_map(ask).collect()
 }
 
 /// A whole conversation in one write: all that is answered until the connection is closed.
 pub fn conversation(addr: SocketAddr, bytes: &str) -> String {
     let mut client = Client::connect(addr);
     client.send(bytes);
-    client.stream.shutdown(Shutdown::Write).unwrap();
+    let shut = client.stream.shutdown(Shutdown::Write);
+    shut.unwrap_or_else(|error| panic!("{bytes:?}: {error}"));
     String::from_utf8_lossy(&client.rest()).into_owned()
 }

@@ -117,6 +117,8 @@ impl Drop for Server {
 
 pub struct Client {
     pub stream: TcpStream,
+    /// What was sent last, for the message of an assertion that fails.
+    sent: String,
 }
 
 impl Client {
@@ -126,24 +128,36 @@ impl Client {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        Client { stream }
+        Client::over(stream)
     }
 
+    /// A client of this connection.
+    pub fn over(stream: TcpStream) -> Client {
+        let sent = String::new();
+        Client { stream, sent }
+    }
+
+    #[track_caller]
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).unwrap();
+        let bytes = bytes.as_ref();
+        self.sent = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned();
+        let written = self.stream.write_all(bytes);
+        written.unwrap_or_else(|error| panic!("{:?} is not sent: {error}", self.sent));
     }
 
     /// Reads exactly so many bytes.
+    #[track_caller]
     pub fn take(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
-        self.stream.read_exact(&mut bytes).unwrap();
+        let read = self.stream.read_exact(&mut bytes);
+        read.unwrap_or_else(|error| panic!("no whole reply to {:?}: {error}", self.sent));
         bytes
     }
 
     #[track_caller]
     pub fn expect(&mut self, reply: &str) {
         let got = self.take(reply.len());
-        assert_eq!(String::from_utf8_lossy(&got), reply);
+        assert_eq!(String::from_utf8_lossy(&got), reply, "to {:?}", self.sent);
     }
 
     /// Sends an inline command and expects a reply.
@@ -161,6 +175,7 @@ impl Client {
     }
 
     /// Reads one whole reply.
+    #[track_caller]
     pub fn reply(&mut self) -> String {
         let mut line = String::new();
         while !line.ends_with("\r\n") {
@@ -181,14 +196,18 @@ impl Client {
     }
 
     /// Sends, then a PING as a marker, and answers what came before its reply.
+    #[track_caller]
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> String {
         self.send(bytes);
+        let sent = self.sent.clone();
         self.send("*2\r\n$4\r\nPING\r\n$9\r\nthe-end-x\r\n");
+        self.sent = sent;
         let end = b"$9\r\nthe-end-x\r\n";
         let mut got = Vec::new();
         let mut piece = [0; 65536];
         while !got.ends_with(end) {
-            let count = self.stream.read(&mut piece).unwrap();
+            let read = self.stream.read(&mut piece);
+            let count = read.unwrap_or_else(|error| panic!("no reply to {:?}: {error}", self.sent));
             if count == 0 {
                 break;
             }

@@ -363,7 +363,7 @@ fn ordinary_sockets_are_understood() {
         exchange(&clock, &mut b, &mut a, 1, &bodies);
         let stats = a.port.driver_stats();
         assert!(stats.by_kernel < stats.sent / 2, "{stats:?}");
-        assert_eq!(b.port.stats().forged + a.port.stats().forged, 0);
+        assert_eq!(b.port.stats().forged + a.port.stats().forged, 0, "{peer:?}");
     }
 }
 

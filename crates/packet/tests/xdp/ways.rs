@@ -253,7 +253,7 @@ fn the_way_is_said() {
             format!("AF_XDP on va, 1 of 1 queues, {said}"),
             "{frame_bytes}"
         );
-        assert!(!driver.is_zero_copy());
+        assert!(!driver.is_zero_copy(), "{generic:?}");
         close(driver, &frames, 0);
     }
 }

@@ -451,7 +451,11 @@ fn a_server_being_drained_gets_no_shards() {
     world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
     for (shard, target) in [(0, ServerId(4)), (1, ServerId(4))] {
         let refused = world.manager.command(Command::Move { shard, target });
-        assert_eq!(refused, Err(CommandError::NotLive(target)));
+        assert_eq!(
+            refused,
+            Err(CommandError::NotLive(target)),
+            "{shard:?}, {target:?}"
+        );
     }
 }
 

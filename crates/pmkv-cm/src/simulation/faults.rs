@@ -221,10 +221,10 @@ impl World {
             }
         }
         for packet in out {
-            let slow = self.dice.below(8000);
+            let slow = self.random.below(8000);
             match packet {
                 Packet::Content { .. } => self.net.put_at(now_us + slow, packet),
-                _ => self.net.put(&mut self.dice, now_us, packet),
+                _ => self.net.put(&mut self.random, now_us, packet),
             }
         }
     }
@@ -253,7 +253,7 @@ impl World {
                         from: to,
                         write,
                     };
-                    self.net.put(&mut self.dice, now_us, acked);
+                    self.net.put(&mut self.random, now_us, acked);
                 }
             }
             Packet::Acked { to, from, write } => {
@@ -299,11 +299,11 @@ impl World {
 
     /// Something happens, perhaps.
     pub fn trouble(&mut self) {
-        let (now_us, some) = (self.now_us, self.dice.below(40_000));
-        let at = self.dice.below(self.servers.len() as u64) as usize;
-        let manager = self.dice.below(self.managers.len() as u64) as usize;
+        let (now_us, some) = (self.now_us, self.random.below(40_000));
+        let at = self.random.below(self.servers.len() as u64) as usize;
+        let manager = self.random.below(self.managers.len() as u64) as usize;
         let id = self.servers[at].id;
-        match self.dice.below(14) {
+        match self.random.below(14) {
             0..=2 => {
                 self.note(|| format!("{id} crashes for {some}"));
                 self.crash_server(at, some);
@@ -328,17 +328,17 @@ impl World {
             11 => {
                 self.note(|| "power fails".into());
                 (0..self.servers.len()).for_each(|at| {
-                    let some = self.dice.below(60_000);
+                    let some = self.random.below(60_000);
                     self.crash_server(at, some);
                 });
-                if self.dice.once_in(2) {
+                if self.random.one_in(2) {
                     (0..self.managers.len()).for_each(|at| self.crash_manager(at, some));
                 }
             }
-            12 => self.hot = Some(self.dice.below(u64::from(self.shards)) as ShardId),
+            12 => self.hot = Some(self.random.below(u64::from(self.shards)) as ShardId),
             _ => {
-                let shard = self.dice.below(u64::from(self.shards)) as ShardId;
-                let command = match self.dice.below(4) {
+                let shard = self.random.below(u64::from(self.shards)) as ShardId;
+                let command = match self.random.below(4) {
                     0 => Command::Drain(id),
                     1 => Command::Undrain(id),
                     _ => Command::Move { shard, target: id },

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::Dice;
 use crate::config::{CopyTask, ServerId, ShardId};
 use crate::message::{FromServer, ToServer};
 use crate::store::{Report, Request, Ticket};
+use cyclone_test_support::Random;
 
 /// What is in flight.
 #[derive(Clone, Debug)]
@@ -72,17 +72,17 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub fn put(&mut self, dice: &mut Dice, now_us: u64, packet: Packet) {
+    pub fn put(&mut self, random: &mut Random, now_us: u64, packet: Packet) {
         let lossy = !matches!(
             packet,
             Packet::Ask { .. } | Packet::Report { .. } | Packet::Adopted { .. }
         );
-        if lossy && self.loss > 0 && dice.once_in(self.loss) {
+        if lossy && self.loss > 0 && random.one_in(self.loss) {
             return;
         }
-        let mut delay = 20 + dice.below(self.delay_us);
-        if self.rare_us > 0 && dice.once_in(50) {
-            delay += dice.below(self.rare_us);
+        let mut delay = 20 + random.below(self.delay_us);
+        if self.rare_us > 0 && random.one_in(50) {
+            delay += random.below(self.rare_us);
         }
         self.put_at(now_us + delay, packet);
     }

@@ -24,7 +24,7 @@ impl World {
                 replicas: all.clone(),
                 tick_us: 1000,
                 patience_us: 40_000,
-                seed: self.dice.next(),
+                seed: self.random.draw(),
             };
             let (region, memory) = Region::simulated(MIN_AREA_BYTES).unwrap();
             let area = region.take(0, MIN_AREA_BYTES).unwrap();
@@ -54,7 +54,7 @@ impl World {
         }
         let replica = &mut self.replicas[at];
         if replica.store.is_none() {
-            let image = replica.memory.sampled(self.dice.next());
+            let image = replica.memory.sampled(self.random.draw());
             let (region, memory) = Region::from_image(&image).unwrap();
             let area = region.take(0, MIN_AREA_BYTES).unwrap();
             replica.store = Some(RaftStore::open(area, replica.options.clone()).unwrap());
@@ -88,7 +88,7 @@ impl World {
         for (to, bytes) in messages {
             let to = to as usize - 1;
             self.net
-                .put(&mut self.dice, self.now_us, Packet::Raft { to, bytes });
+                .put(&mut self.random, self.now_us, Packet::Raft { to, bytes });
         }
     }
 

@@ -19,7 +19,7 @@ fn troubled(seed: u64, embedded: bool, leases_differ: bool) -> World {
     (world.net.loss, world.net.rare_us) = (40, 25_000);
     for _ in 0..40 {
         world.trouble();
-        let pause = world.dice.below(25_000);
+        let pause = world.random.below(25_000);
         world.run(pause);
     }
     world.heal();

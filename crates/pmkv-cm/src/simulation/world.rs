@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::Clock;
 use super::checks::Known;
 use super::engine::{InFlight, Server};
 use super::net::{Net, Packet};
-use super::{Clock, Dice};
 use crate::config::{ManagerId, ServerId, ShardId};
 use crate::holder::{self, Action as HolderAction};
 use crate::manager::{Action, Event, Founding, Manager, Notice};
@@ -13,6 +13,7 @@ use crate::message::{FromServer, Load, ToServer};
 use crate::rules::Timing;
 use crate::store::memory::Records;
 use crate::store::{Answer, Key, Report};
+use cyclone_test_support::Random;
 
 /// Length of a step.
 pub(crate) const STEP_US: u64 = 100;
@@ -32,7 +33,7 @@ pub(crate) struct ManagerNode {
 }
 
 pub(crate) struct World {
-    pub dice: Dice,
+    pub random: Random,
     pub now_us: u64,
     pub rules: Timing,
     /// Each manager that begins has other leases: the cluster's file is changed all the time.
@@ -72,7 +73,7 @@ fn rules(lease_us: u64) -> Timing {
 
 impl World {
     pub fn new(seed: u64, managers: usize, servers: u64, shards: u16, replication: u8) -> World {
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let rules = rules(LEASE_US);
         let founding = Founding {
             cluster: 77,
@@ -83,7 +84,7 @@ impl World {
         let managers = (0..managers)
             .map(|_| ManagerNode {
                 process: None,
-                clock: Clock::new(&mut dice, rules.drift_ppm),
+                clock: Clock::new(&mut random, rules.drift_ppm),
                 paused_until_us: 0,
                 down_until_us: 0,
                 started: 0,
@@ -110,14 +111,14 @@ impl World {
             hot: None,
             trace: Vec::new(),
             tally: BTreeMap::new(),
-            dice,
+            random,
         };
         (1..=servers).for_each(|id| world.add_server(id));
         world
     }
 
     pub fn add_server(&mut self, id: u64) {
-        let clock = Clock::new(&mut self.dice, self.rules.drift_ppm);
+        let clock = Clock::new(&mut self.random, self.rules.drift_ppm);
         self.servers.push(Server {
             id: ServerId(id),
             incarnation: 1000 + id,
@@ -179,7 +180,7 @@ impl World {
         }
         if node.process.is_none() {
             let rules = match self.leases_differ {
-                true => rules((LEASE_US / 4) << self.dice.below(5)),
+                true => rules((LEASE_US / 4) << self.random.below(5)),
                 false => self.rules.clone(),
             };
             let node = &mut self.managers[at];
@@ -211,7 +212,7 @@ impl World {
                     let cut = self.net.cut.contains(&(to, at));
                     if !cut {
                         let packet = Packet::ToServer { to, message };
-                        self.net.put(&mut self.dice, now_us, packet);
+                        self.net.put(&mut self.random, now_us, packet);
                     }
                 }
                 Action::Store(ticket, request) => {
@@ -220,7 +221,7 @@ impl World {
                         ticket,
                         request,
                     };
-                    self.net.put(&mut self.dice, now_us, ask);
+                    self.net.put(&mut self.random, now_us, ask);
                 }
                 Action::Tell(notice) => self.noticed(at, notice),
             }
@@ -347,13 +348,13 @@ impl World {
     fn ask_store(&mut self, from: (usize, u64), ticket: u64, request: crate::store::Request) {
         let troubled = self.net.loss > 0;
         let mut answer = Answer::Unavailable;
-        let lost = troubled && self.dice.once_in(60);
+        let lost = troubled && self.random.one_in(60);
         if !lost {
             let swap = matches!(request, crate::store::Request::Swap { .. });
-            if troubled && swap && self.dice.once_in(60) {
+            if troubled && swap && self.random.one_in(60) {
                 // Told as unknown first, done later.
                 self.count("done later");
-                let at_us = self.now_us + self.dice.below(30_000);
+                let at_us = self.now_us + self.random.below(30_000);
                 let never = u64::MAX;
                 self.net.put_at(
                     at_us,
@@ -369,14 +370,14 @@ impl World {
                 if let Answer::Swapped(_) = answer {
                     self.changed(&request);
                 }
-                if troubled && swap && self.dice.once_in(60) {
+                if troubled && swap && self.random.one_in(60) {
                     answer = Answer::Unknown;
                 }
             }
         }
         let report = Report::Answer(ticket, answer);
         self.net.put(
-            &mut self.dice,
+            &mut self.random,
             self.now_us,
             Packet::Report { to: from, report },
         );
@@ -391,14 +392,14 @@ impl World {
             self.stored(&record.value);
         }
         // Watching may miss anything; managers then ask.
-        if *key == Key::LeaderRecord && self.dice.once_in(4) {
+        if *key == Key::LeaderRecord && self.random.one_in(4) {
             return;
         }
         for at in 0..self.managers.len() {
             let to = (at, self.managers[at].started);
             let report = Report::Changed(*key, record.clone());
             self.net
-                .put(&mut self.dice, self.now_us, Packet::Report { to, report });
+                .put(&mut self.random, self.now_us, Packet::Report { to, report });
         }
     }
 
@@ -457,7 +458,7 @@ impl World {
                     for to in 0..self.managers.len() {
                         let message = message.clone();
                         let packet = Packet::ToManager { to, message };
-                        self.net.put(&mut self.dice, now_us, packet);
+                        self.net.put(&mut self.random, now_us, packet);
                     }
                 }
                 HolderAction::Adopt { config, stop, .. } => {
@@ -476,7 +477,7 @@ impl World {
                         process.adopting = Some((config, all));
                     }
                     let at = (id, session);
-                    let delay = self.dice.below(1500);
+                    let delay = self.random.below(1500);
                     self.net
                         .put_at(now_us + delay, Packet::Adopted { at, term });
                 }
@@ -499,12 +500,12 @@ impl World {
 
     /// A write begins.
     fn write(&mut self, at: usize) {
-        if self.write_every == 0 || !self.dice.once_in(self.write_every) {
+        if self.write_every == 0 || !self.random.one_in(self.write_every) {
             return;
         }
         let now_us = self.now_us;
-        let mut shard = self.dice.below(u64::from(self.shards)) as ShardId;
-        if self.dice.once_in(2) {
+        let mut shard = self.random.below(u64::from(self.shards)) as ShardId;
+        if self.random.one_in(2) {
             shard = self.hot.unwrap_or(shard);
         }
         let server = &mut self.servers[at];
@@ -542,6 +543,6 @@ impl World {
             shard,
             write,
         };
-        self.net.put(&mut self.dice, self.now_us, packet);
+        self.net.put(&mut self.random, self.now_us, packet);
     }
 }

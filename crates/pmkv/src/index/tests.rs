@@ -5,20 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::*;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed ^ (mixed >> 29)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
+use cyclone_test_support::Random;
 
 /// A memory of entries: address → (key's hash, version). Hashes are keys here; some differ in their
 /// middle only.
@@ -35,7 +22,7 @@ fn hash_of(key: u64) -> u64 {
 #[test]
 fn does_what_a_map_does_while_it_doubles() {
     for seed in 0..20 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let index = Index::default();
         let mut entries: HashMap<u64, (u64, u64)> = HashMap::new();
         let mut model: HashMap<u64, (u64, u64)> = HashMap::new();
@@ -156,7 +143,7 @@ fn many_threads_never_miss_a_key_nor_go_back() {
         for writer in 0..2u64 {
             let update = &update;
             scope.spawn(move || {
-                let mut random = Random(writer);
+                let mut random = Random::new(writer);
                 for version in 1..30_000 {
                     // Both write all keys: lower versions lose.
                     update(
@@ -167,10 +154,10 @@ fn many_threads_never_miss_a_key_nor_go_back() {
             });
         }
         let cleaner = scope.spawn(|| {
-            let mut random = Random(77);
+            let mut random = Random::new(77);
             while !stop.load(Ordering::SeqCst) {
                 let mut found = Vec::new();
-                index.collect(random.next(), &mut found);
+                index.collect(random.draw(), &mut found);
                 for old in found {
                     if let Some((key, version)) = slots.read(old) {
                         let new = slots.write(key, version);
@@ -185,7 +172,7 @@ fn many_threads_never_miss_a_key_nor_go_back() {
             }
         });
         let reader = scope.spawn(|| {
-            let mut random = Random(99);
+            let mut random = Random::new(99);
             let mut reads = 0u64;
             while !stop.load(Ordering::SeqCst) || reads < 10_000 {
                 let key = random.below(KEYS);

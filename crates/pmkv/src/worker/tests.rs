@@ -145,7 +145,7 @@ fn a_page_of_a_scan_ends() {
         let (mut cursor, mut found, mut pages) = (0, BTreeSet::new(), 0);
         loop {
             let (next, page) = scan(&mut alone, cursor, count);
-            assert!(page.len() < count as usize + 100);
+            assert!(page.len() < count as usize + 100, "{count:?}");
             let bytes: usize = page.iter().map(Vec::len).sum();
             assert!(bytes <= (1 << 20) + 100 * 1500, "{bytes}");
             found.extend(page);
@@ -155,7 +155,7 @@ fn a_page_of_a_scan_ends() {
                 break;
             }
         }
-        assert_eq!(found.len(), KEYS);
+        assert_eq!(found.len(), KEYS, "{count:?}");
         assert!(pages >= 4, "{pages}");
     }
 }

@@ -18,26 +18,11 @@ use cyclone_pmkv::{
     NodeError, Role, Server, ServerId, Sink,
 };
 use cyclone_replication::Protocol;
+use cyclone_test_support::Random;
 use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
 
 use crate::model::Model;
-
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 #[derive(Clone)]
 pub struct Plan {
@@ -145,8 +130,8 @@ impl World {
         let mut world = World {
             fabric,
             seed,
-            random: Random(seed ^ 0x5eed),
-            choices: Random(seed ^ 0xc4ec),
+            random: Random::new(seed ^ 0x5eed),
+            choices: Random::new(seed ^ 0xc4ec),
             hosts: hosts.collect(),
             configuration: Configuration {
                 term: 0,
@@ -564,7 +549,7 @@ impl World {
         names.push(format!("s{n}"));
         for name in names {
             if power {
-                let seed = self.random.next();
+                let seed = self.random.draw();
                 self.fabric.crash(&name, seed);
             } else {
                 self.fabric.kill_process(&name);

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use cyclone_test_support::Random;
 use cyclone_wire::batch;
 use cyclone_wire::gang::{Head, Kind, Nonce};
 use cyclone_wire::ring::crc32c_of;
@@ -16,19 +17,6 @@ use super::writer::Part;
 use super::*;
 
 const CLUSTER: u128 = 77 << 70;
-
-/// A small generator: the same seed, the same numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(99);
-        (self.0 >> 33) % bound
-    }
-}
 
 #[derive(Clone)]
 struct Entry {
@@ -210,7 +198,7 @@ fn files_of(directory: &Path, log: u16) -> Vec<std::path::PathBuf> {
 #[test]
 fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(1), 2, 300, false);
+    let all = history(&mut Random::new(1), 2, 300, false);
     let half: Vec<Vec<Entry>> = all
         .iter()
         .map(|log| log[..log.len() / 2].to_vec())
@@ -224,8 +212,8 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     until(|| !draft.exists());
     for (log, entries) in (0_u16..).zip(&all) {
         let (last, term) = writer.end_of(log);
-        assert_eq!(last, half[usize::from(log)].len() as u64);
-        assert_eq!(term, entries[last as usize - 1].term);
+        assert_eq!(last, half[usize::from(log)].len() as u64, "{log:?}");
+        assert_eq!(term, entries[last as usize - 1].term, "{log:?}");
         writer.write(part(log, entries, last + 1, entries.len() as u64, 0));
     }
     writer.close();
@@ -238,7 +226,7 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
         let mut clock = 0;
         for (read, entry) in read.iter().zip(entries) {
             clock = clock.max(entry.stamp_ms);
-            assert_eq!(read.clock_ms, clock);
+            assert_eq!(read.clock_ms, clock, "{log:?}");
         }
     }
     let other = ArchiveDir::open(&[directory.path().to_owned()], CLUSTER + 1).expect("shelf");
@@ -250,7 +238,7 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
 #[test]
 fn a_damaged_newest_file_is_archived_again() {
     let directory = tempfile::tempdir().expect("directory");
-    let mut all = history(&mut Random(9), 1, 20, false);
+    let mut all = history(&mut Random::new(9), 1, 20, false);
     all[0][10..].iter_mut().for_each(|entry| entry.term += 1);
     let settings = settings(directory.path(), 1);
     let open = || open(&settings, 1, 1);
@@ -283,7 +271,7 @@ fn damage_is_reported_with_file_and_range_unless_another_node_has_it() {
         tempfile::tempdir().expect("dir"),
         tempfile::tempdir().expect("dir"),
     );
-    let all = history(&mut Random(2), 1, 120, false);
+    let all = history(&mut Random::new(2), 1, 120, false);
     archive(ours.path(), 1, &all, 4096);
     archive(theirs.path(), 2, &all, 3000);
     let alone = [ours.path()];
@@ -348,7 +336,7 @@ fn damage_is_reported_with_file_and_range_unless_another_node_has_it() {
 #[test]
 fn a_gap_that_the_node_knew_of_is_reported_as_such() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(3), 1, 60, false);
+    let all = history(&mut Random::new(3), 1, 60, false);
     let settings = settings(directory.path(), 1 << 20);
     let mut writer = open(&settings, 1, 1);
     writer.write(part(0, &all[0], 1, 20, 0));
@@ -375,7 +363,7 @@ fn a_gap_that_the_node_knew_of_is_reported_as_such() {
 fn a_failing_disk_is_reported_and_entries_handed_out_are_discarded() {
     let directory = tempfile::tempdir().expect("directory");
     let place = directory.path().join("archive");
-    let all = history(&mut Random(4), 1, 60, false);
+    let all = history(&mut Random::new(4), 1, 60, false);
     let writer = open(&settings(&place, 1), 1, 1);
     writer.write(part(0, &all[0], 1, 5, 0));
     until(|| writer.state(0).sealed == 5);
@@ -407,7 +395,7 @@ fn a_failing_disk_is_reported_and_entries_handed_out_are_discarded() {
 #[test]
 fn what_has_changed_in_memory_is_not_archived() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(5), 1, 20, false);
+    let all = history(&mut Random::new(5), 1, 20, false);
     let writer = open(&settings(directory.path(), 1), 1, 1);
     writer.write(part(0, &all[0], 1, 5, 0));
     until(|| writer.state(0).sealed == 5);
@@ -447,7 +435,7 @@ fn what_has_changed_in_memory_is_not_archived() {
 fn every_moment_is_a_prefix_of_what_was_proposed() {
     for seed in 0..6 {
         let directory = tempfile::tempdir().expect("directory");
-        let all = history(&mut Random(100 + seed), 4, 250, true);
+        let all = history(&mut Random::new(100 + seed), 4, 250, true);
         let archive_dir = archived(directory.path(), &all);
         let from = [(0, 0); 4];
         let latest = all.iter().flatten().map(|entry| entry.stamp_ms).max();
@@ -492,7 +480,7 @@ fn every_moment_is_a_prefix_of_what_was_proposed() {
 #[test]
 fn every_entry_can_be_asked_for_and_brings_its_gangs() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(7), 3, 150, true);
+    let all = history(&mut Random::new(7), 3, 150, true);
     let archive_dir = archived(directory.path(), &all);
     let from = [(0, 0); 3];
     for (log, entries) in (0_u16..).zip(&all) {
@@ -523,7 +511,7 @@ fn every_entry_can_be_asked_for_and_brings_its_gangs() {
 #[test]
 fn a_snapshot_that_is_later_is_refused() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(8), 1, 100, false);
+    let all = history(&mut Random::new(8), 1, 100, false);
     let archive_dir = archived(directory.path(), &all);
     let from = [(50, all[0][49].term)];
     for until in [Until::Index(0, 49), Until::Time(1_001)] {

@@ -462,7 +462,6 @@ impl LoopChannel {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     use cyclone_wire::gang::{Kind, Nonce};
@@ -472,46 +471,92 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_waiting_loop_has_the_next_turn() {
-        let (cell, turns) = (
-            FairHandoff::new(),
-            [AtomicUsize::new(0), AtomicUsize::new(0)],
-        );
-        cell.put(0usize);
-        let play = |mover: LogOwner| {
-            for _ in 0..5_000 {
-                let count = cell.take(mover).expect("no thread has ended");
-                turns[mover as usize].fetch_add(1, Ordering::Relaxed);
-                cell.put(count + 1);
+    /// Waits until that loop waits for the value, which this thread holds.
+    fn await_waiting<T>(cell: &FairHandoff<T>, mover: LogOwner) {
+        while !lock(&cell.place).waits[mover as usize] {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Who had the value, in order, while a thread of each loop takes it so often. Each returns it
+    /// once the other waits for it, as long as the other has turns left.
+    fn turns_while_both_wait(turns: usize) -> Vec<LogOwner> {
+        let cell = FairHandoff::new();
+        let play = |mover: LogOwner, other: LogOwner| {
+            for _ in 0..turns {
+                let mut order: Vec<LogOwner> = cell.take(mover).expect("no thread has ended");
+                order.push(mover);
+                if order.iter().filter(|it| **it == other).count() < turns {
+                    await_waiting(&cell, other);
+                }
+                cell.put(order);
             }
         };
+        cell.put(Vec::new());
         std::thread::scope(|scope| {
-            scope.spawn(|| play(LogOwner::LogLoop));
-            play(LogOwner::ReplicaLoop);
+            scope.spawn(|| play(LogOwner::LogLoop, LogOwner::ReplicaLoop));
+            play(LogOwner::ReplicaLoop, LogOwner::LogLoop);
         });
-        assert_eq!(cell.take(LogOwner::ReplicaLoop), Some(10_000));
+        cell.take(LogOwner::ReplicaLoop).expect("it was returned")
     }
 
     #[test]
+    fn a_waiting_loop_has_the_next_turn() {
+        const TURNS: usize = 2_000;
+        let order = turns_while_both_wait(TURNS);
+        assert_eq!(order.len(), 2 * TURNS);
+        for (at, turn) in order.windows(2).enumerate() {
+            assert_ne!(turn[0], turn[1], "turn {at} and the next");
+        }
+    }
+
+    /// A loop that takes the value again at once has no second turn while the other waits: whenever
+    /// the other waited when it returned the value, the other has had it since.
+    #[test]
     fn a_loop_that_never_yields_does_not_starve_the_other() {
+        const TURNS: u64 = 1_000;
         let (cell, stop) = (FairHandoff::new(), AtomicBool::new(false));
-        cell.put(0u64);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
-                    let count = cell.take(LogOwner::LogLoop).expect("no thread has ended");
-                    cell.put(count + 1);
+        // The turns of both loops so far.
+        cell.put([0u64; 2]);
+        let (replica, log) = (LogOwner::ReplicaLoop, LogOwner::LogLoop);
+        let never_yields = || {
+            let (mut taken, mut awaited, mut overtaken) = (0, 0, 0);
+            // The other loop's turns when it waited for this one.
+            let mut waited_at = None;
+            while overtaken == 0 && !stop.load(Ordering::Relaxed) {
+                let mut turns = cell.take(log).expect("no thread has ended");
+                if let Some(before) = waited_at.take() {
+                    overtaken += u64::from(turns[replica as usize] == before);
                 }
-            });
-            for _ in 0..1_000 {
-                let before = cell
-                    .take(LogOwner::ReplicaLoop)
-                    .expect("no thread has ended");
-                cell.put(before);
+                taken += 1;
+                turns[log as usize] += 1;
+                if awaited == 0 && turns[replica as usize] < TURNS {
+                    await_waiting(&cell, replica);
+                }
+                if lock(&cell.place).waits[replica as usize] {
+                    awaited += 1;
+                    waited_at = Some(turns[replica as usize]);
+                }
+                cell.put(turns);
+            }
+            (taken, awaited, overtaken)
+        };
+        let (taken, awaited, overtaken) = std::thread::scope(|scope| {
+            let other = scope.spawn(never_yields);
+            for _ in 0..TURNS {
+                let mut turns = cell.take(replica).expect("no thread has ended");
+                turns[replica as usize] += 1;
+                if turns[log as usize] == 0 {
+                    await_waiting(&cell, log);
+                }
+                cell.put(turns);
             }
             stop.store(true, Ordering::Relaxed);
+            other.join().expect("it ends")
         });
+        assert_eq!(overtaken, 0, "of {awaited} times that the other waited");
+        assert!((1..=TURNS).contains(&awaited), "{awaited}");
+        assert_eq!(cell.take(replica), Some([TURNS, taken]));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use cyclone_fabric::ChainShape;
 use cyclone_fabric::sim::SimConfig;
+use cyclone_test_support::Random;
 use proptest::prelude::*;
 
 use super::chain::Group;
@@ -11,7 +12,7 @@ use super::io::Io;
 use super::layout::{Layout, LayoutSpec};
 use super::record::{LogName, Update, decode, encode, encode_pad, padded_len};
 use super::recovery::{Copy, plan, recover_all, recover_client};
-use super::testing::{Random, World};
+use super::testing::World;
 
 const LEN: u64 = 4 << 10;
 const LOG: u64 = 512;
@@ -99,7 +100,7 @@ fn garbage_at_one_member_is_made_good_from_the_others() {
     for seed in 0..60 {
         println!("seed {seed}");
         let (mut world, layout) = world(seed);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut client = client(&mut world);
         for n in 0..5 {
             put(
@@ -121,7 +122,7 @@ fn garbage_at_one_member_is_made_good_from_the_others() {
         };
         for _ in 0..1 + random.below(40) {
             let at = from + random.below((to - from) / 8) * 8;
-            memory.store_u64(at, random.next());
+            memory.store_u64(at, random.draw());
         }
         let (_, io) = world.io(31, ChainShape::Chain);
         world.run(recover_all(&io)).expect("recovery");
@@ -145,7 +146,7 @@ fn garbage_everywhere_is_survived() {
     for seed in 0..150 {
         println!("seed {seed}");
         let (mut world, layout) = world(seed);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut client = client(&mut world);
         put(&mut world, &mut client, 1, 8, &[1; 8]);
         drop(client);
@@ -157,7 +158,7 @@ fn garbage_everywhere_is_survived() {
                 _ => 0..layout.locks_at() / 8,
             };
             let at = 8 * (places.start + random.below(places.end - places.start));
-            let huge = [u64::MAX, u64::MAX - 63, 1 << 62, random.next()];
+            let huge = [u64::MAX, u64::MAX - 63, 1 << 62, random.draw()];
             let word = huge[random.below(4) as usize];
             let alike = random.below(2) == 0;
             for member in 0..3 {

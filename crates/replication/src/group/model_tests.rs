@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 
 use cyclone_fabric::sim::SimConfig;
 use cyclone_fabric::{ChainBy, ChainShape, Endpoint, FlushBy};
+use cyclone_test_support::Random;
 
 use super::chain::{Group, GroupOptions};
 use super::operation::{Answer, GroupError, GroupEvent, GroupMemory, GroupOp, all_members};
-use super::testing::{Random, World, member_name};
+use super::testing::{World, member_name};
 
 pub const LEN: u64 = 4096;
 
@@ -119,14 +120,14 @@ pub fn operation(random: &mut Random, members: usize) -> GroupOp {
     match random.below(10) {
         0..4 => GroupOp::Write {
             offset: random.below(LEN - len),
-            bytes: (0..len).map(|_| random.next() as u8).collect(),
+            bytes: (0..len).map(|_| random.draw() as u8).collect(),
         },
         4..7 => GroupOp::CompareSwap {
             offset: 8 * random.below(4),
             // Zeroes and small numbers, so that swaps succeed often and at some members only.
             old: random.below(3),
             new: random.below(3),
-            execute: random.next() & all_members(members),
+            execute: random.draw() & all_members(members),
         },
         7..9 => GroupOp::Copy {
             from: random.below(LEN / 2 - len),
@@ -139,7 +140,7 @@ pub fn operation(random: &mut Random, members: usize) -> GroupOp {
 
 fn drive(seed: u64, config: SimConfig, shape: ChainShape, members: usize, crash: bool) {
     println!("seed {seed}, {shape:?}, {members} members");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut world = World::new(seed, config, members, LEN);
     let (_, mut group) = world.group(1, shape);
     let mut model = Model::new(members);
@@ -182,7 +183,7 @@ fn drive(seed: u64, config: SimConfig, shape: ChainShape, members: usize, crash:
         return;
     }
     let victim = random.below(members as u64) as usize;
-    let image = world.fabric.crash(&member_name(victim), random.next());
+    let image = world.fabric.crash(&member_name(victim), random.draw());
     // Acknowledgements may still have been on their way; they promise as much.
     world.fabric.run_for(5_000_000);
     group.poll(&mut events);

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use cyclone_fabric::sim::SimConfig;
 use cyclone_fabric::{ChainBy, ChainShape, FlushBy, WriteOrder};
+use cyclone_test_support::Random;
 
 use super::chain::Group;
 use super::client::{Client, ClientOptions, Durability, LogProcessing};
@@ -20,7 +21,7 @@ use super::layout::{Layout, LayoutSpec};
 use super::lock::LockPolicy;
 use super::operation::GroupError;
 use super::recovery::{Recovered, recover_all, recover_client};
-use super::testing::{Random, World, member_name};
+use super::testing::{World, member_name};
 
 const LEN: u64 = 8 << 10;
 const CELLS: u64 = 6;
@@ -88,7 +89,7 @@ async fn live(
     seed: u64,
     history: Rc<History>,
 ) -> Result<(), GroupError> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut client = Client::attach(io, client, options).await?;
     for n in 0..8 {
         match transact(&mut client, &mut random, &history).await {
@@ -162,7 +163,7 @@ impl Town {
         }
         Town {
             world,
-            random: Random(seed ^ 0xfee1),
+            random: Random::new(seed ^ 0xfee1),
             history: Rc::default(),
             shape,
             options,
@@ -184,7 +185,7 @@ impl Town {
             read_member: self.random.below(self.world.active.len() as u64) as usize,
             ..self.options
         };
-        let seed = self.random.next();
+        let seed = self.random.draw();
         let future = live(io, client, options, seed, Rc::clone(&self.history));
         self.places[client as usize] = Place::Works(Actor {
             machine,
@@ -213,7 +214,7 @@ impl Town {
     }
 
     fn poll_all(&mut self) {
-        let first = self.random.next() as usize;
+        let first = self.random.draw() as usize;
         for n in 0..self.places.len() {
             let client = (first % 64 + n) % self.places.len();
             match &mut self.places[client] {
@@ -312,10 +313,10 @@ impl Town {
         let power = self.random.below(2) == 0 && may_forget.contains(&victim);
         if power && promises && self.random.below(3) == 0 {
             for &member in &may_forget {
-                self.world.power_cycle(member, self.random.next());
+                self.world.power_cycle(member, self.random.draw());
             }
         } else if power {
-            self.world.power_cycle(victim, self.random.next());
+            self.world.power_cycle(victim, self.random.draw());
         } else {
             self.world.restart_process(victim);
         }
@@ -382,7 +383,7 @@ impl Town {
             let all = self.random.below(3) == 0;
             for &member in may_forget {
                 if all || self.random.below(3) == 0 {
-                    self.world.power_cycle(member, self.random.next());
+                    self.world.power_cycle(member, self.random.draw());
                 }
             }
         }
@@ -573,7 +574,7 @@ fn what_a_recovery_executes_it_has_made_durable_before() {
             town.leave(actor, true);
         }
         for member in 0..3 {
-            town.world.power_cycle(member, town.random.next());
+            town.world.power_cycle(member, town.random.draw());
         }
         replayed += town.recover(&[]).replayed;
         town.check();

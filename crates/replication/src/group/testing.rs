@@ -7,28 +7,11 @@ use std::task::{Context, Poll, Waker};
 
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{ChainShape, MemoryKey, Token};
+use cyclone_test_support::Random;
 
 use super::chain::{Group, GroupOptions};
 use super::io::Io;
 use super::member::GroupMember;
-
-/// A generator whose whole future is its seed (SplitMix64).
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// A future and, once it is done, what came of it.
 pub type Running<'a, T> = (Pin<Box<dyn Future<Output = T> + 'a>>, Option<T>);
@@ -148,7 +131,7 @@ impl World {
     ) -> bool {
         let mut context = Context::from_waker(Waker::noop());
         for _ in 0..steps {
-            let first = random.next() as usize;
+            let first = random.draw() as usize;
             let count = futures.len();
             for n in 0..count {
                 let (future, output) = &mut futures[(first + n) % count];

@@ -7,6 +7,7 @@ use std::pin::Pin;
 
 use cyclone_fabric::ChainShape;
 use cyclone_fabric::sim::SimConfig;
+use cyclone_test_support::Random;
 
 use super::chain::Group;
 use super::client::{Client, ClientOptions, Durability, LogProcessing};
@@ -17,7 +18,7 @@ use super::lock::{
 };
 use super::operation::GroupError;
 use super::recovery::{Recovered, recover_all, recover_client};
-use super::testing::{Random, Running, World};
+use super::testing::{Running, World};
 
 const LEN: u64 = 16 << 10;
 const ACCOUNTS: u64 = 6;
@@ -90,7 +91,7 @@ async fn work(
     transfers: u64,
     told: &ClientRecord,
 ) -> Result<(), GroupError> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let own = u64::from(client.holder().client);
     for n in 0..transfers {
         let outcome = match random.below(8) {
@@ -237,7 +238,7 @@ fn clients_that_race_lose_and_make_no_money() {
     for seed in 0..16 {
         let modes = MODES[seed as usize % 4];
         println!("seed {seed}, {modes:?}");
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut world, layout) = bank(seed, shape_of(seed));
         let told = told();
         let (_, mut clients) = attach_all(&mut world, shape_of(seed), modes);
@@ -267,7 +268,7 @@ fn transfers_survive_power_failures() {
     let mut repaired = 0;
     for seed in 0..120 {
         let modes = MODES[seed as usize % 4];
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let all = random.below(3) == 0;
         println!("seed {seed}, {modes:?}, all {all}");
         let (mut world, layout) = bank(seed, shape_of(seed));
@@ -283,7 +284,7 @@ fn transfers_survive_power_failures() {
             random.below(3) as usize..4
         };
         for victim in victims.take(if all { 3 } else { 1 }) {
-            world.power_cycle(victim, random.next());
+            world.power_cycle(victim, random.draw());
         }
         // Operations in flight of the dead clients must not come later: their keys are revoked.
         world.fence_off_all();
@@ -328,7 +329,7 @@ fn recover_with_crashes(world: &mut World, random: &mut Random, shape: ChainShap
         world.fence_off(60 + attempt);
         if random.below(2) == 0 {
             let member = random.below(3) as usize;
-            world.power_cycle(member, random.next());
+            world.power_cycle(member, random.draw());
         }
     }
     let (_, io) = world.io(70, shape);
@@ -342,7 +343,7 @@ fn a_dead_clients_log_is_replayed_and_its_locks_fall_while_others_work() {
     for seed in 0..60 {
         let modes = MODES[seed as usize % 4];
         println!("seed {seed}, {modes:?}");
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut world, layout) = bank(seed, shape_of(seed));
         let told = told();
         let (names, mut clients) = attach_all(&mut world, shape_of(seed), modes);
@@ -389,7 +390,7 @@ fn a_blank_member_is_made_like_the_others() {
     let told = told();
     let (_, mut clients) = attach_all(&mut world, ChainShape::Chain, MODES[1]);
     let mut futures = works(&mut clients, &told, 3);
-    world.race(&mut futures, &mut Random(3), 4_000);
+    world.race(&mut futures, &mut Random::new(3), 4_000);
     drop(futures);
     drop(clients);
     world.power_cycle(1, 1);
@@ -454,7 +455,7 @@ fn writers_exclude_everybody_and_give_back_what_they_took_in_part() {
             let future = contend(io, &layout, holder, &inside, &entered);
             futures.push((Box::pin(future), None));
         }
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         assert!(world.race(&mut futures, &mut random, 2_000_000), "no end");
         for (_, output) in futures {
             output.expect("done").expect("no fault");

@@ -83,7 +83,10 @@ fn states_follow_the_papers_figure() {
     let segment = memory.allocate(OWNER, 1, 0, Content::Stale).expect("free");
     for wrong in [SegmentState::Free, SegmentState::Using] {
         let error = memory.transition(segment, wrong).expect_err("refused");
-        assert!(matches!(error, ReplicationError::Segment { .. }));
+        assert!(
+            matches!(error, ReplicationError::Segment { .. }),
+            "{wrong:?}"
+        );
     }
     memory
         .transition(segment, SegmentState::Used)

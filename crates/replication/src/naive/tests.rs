@@ -2,10 +2,11 @@
 
 use cyclone_fabric::Token;
 use cyclone_fabric::sim::{SimConfig, SimFabric};
+use cyclone_test_support::Random;
 
 use super::{NaiveGroup, NaiveMember};
 use crate::group::model_tests::{LEN, Model, operation};
-use crate::group::testing::{Random, member_name};
+use crate::group::testing::member_name;
 use crate::group::{Answer, GroupError, GroupEvent, GroupMemory, GroupOp};
 
 const TOKEN: Token = Token(77);
@@ -50,7 +51,7 @@ impl Naive {
 
 fn drive(seed: u64, count: usize, crash: bool) {
     println!("seed {seed}, {count} members");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut naive = Naive::new(seed, count);
     let mut group = naive.group("client", TOKEN);
     let mut model = Model::new(count);
@@ -87,7 +88,7 @@ fn drive(seed: u64, count: usize, crash: bool) {
         return;
     }
     let victim = random.below(count as u64) as usize;
-    let image = naive.fabric.crash(&member_name(victim), random.next());
+    let image = naive.fabric.crash(&member_name(victim), random.draw());
     let mut broken = false;
     for _ in 0..5000 {
         naive.step();

@@ -14,26 +14,10 @@ use cyclone_replication::{
     Assembler, Backup, BackupId, BackupMemory, Outcome, Protocol, ReplicationError, Sender,
     SenderId, scan, scan_segment,
 };
+use cyclone_test_support::Random;
 
 pub const TOKEN: Token = Token(0x70_6b_65_6e);
 pub const SEGMENT_BYTES: u64 = 4096;
-
-/// SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// What a world is made of and what happens to it.
 #[derive(Clone)]
@@ -131,7 +115,7 @@ impl World {
             fabric,
             plan: plan.clone(),
             seed,
-            random: Random(seed ^ 0xabcd),
+            random: Random::new(seed ^ 0xabcd),
             writers: Vec::new(),
             keepers,
             issued: HashSet::new(),
@@ -267,13 +251,13 @@ impl World {
         self.counter += 1;
         let len = 8 + self.random.below(self.plan.max_record);
         let mut record = self.counter.to_le_bytes().to_vec();
-        let fill = self.random.next();
+        let fill = self.random.draw();
         while (record.len() as u64) < len {
             let word = match fill % 4 {
                 0 => fill,
                 1 => 0,
                 2 => 0x0001_0043_4200_0100 ^ (fill << 40),
-                _ => self.random.next(),
+                _ => self.random.draw(),
             };
             record.extend(word.to_le_bytes());
         }
@@ -407,7 +391,7 @@ impl World {
         }
         let name = backup_name(n);
         if power {
-            let seed = self.random.next();
+            let seed = self.random.draw();
             self.fabric.crash(&name, seed);
         } else {
             self.fabric.kill_process(&name);
@@ -420,7 +404,7 @@ impl World {
             let keeper = &mut self.keepers[n];
             if keeper.backup.is_none() {
                 let endpoint = self.fabric.restart(&backup_name(n));
-                keeper.backup = Some(start_backup(&self.plan, endpoint, self.random.next()));
+                keeper.backup = Some(start_backup(&self.plan, endpoint, self.random.draw()));
                 keeper.assembler = Assembler::default();
                 keeper.kept.clear();
                 keeper.found.clear();

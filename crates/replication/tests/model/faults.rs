@@ -30,7 +30,7 @@ impl World {
         if self.keepers[place].backup.take().is_none() {
             return;
         }
-        let seed = self.random.next();
+        let seed = self.random.draw();
         self.fabric.crash(&name, seed);
         self.after_death(place);
     }
@@ -188,7 +188,7 @@ impl World {
     pub(super) fn check_what_a_crash_would_leave(&mut self, place: usize) {
         let crash = self.fabric.crash_sim(&self.keepers[place].name);
         for _ in 0..2 {
-            let image = crash.sampled(self.random.next());
+            let image = crash.sampled(self.random.draw());
             let region = Region::anonymous(image.len() as u64).expect("memory");
             let area = region
                 .take(0, image.len() as u64)

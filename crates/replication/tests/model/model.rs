@@ -8,6 +8,7 @@ use cyclone_replication::hyperloop;
 use cyclone_replication::{
     Assembler, BackupMemory, Protocol, ScannedRecord, SegmentState, scan, scan_segment,
 };
+use cyclone_test_support::Random;
 
 /// Payload bytes of a full block in the model's segments of 4 KiB.
 const BLOCK_PAYLOAD: usize = 4096 - 32;
@@ -17,13 +18,6 @@ const CHAIN_BLOCK_PAYLOAD: usize = BLOCK_PAYLOAD - 64;
 
 /// Bytes of one segment in the model.
 pub const SEGMENT_BYTES: u64 = 4096;
-
-fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
 
 /// A record's bytes follow from its number; every block of it begins with the number.
 pub fn content(id: u64, len: usize) -> Vec<u8> {
@@ -35,7 +29,7 @@ pub fn content(id: u64, len: usize) -> Vec<u8> {
         let value = if at % BLOCK_PAYLOAD == 0 || at % CHAIN_BLOCK_PAYLOAD == 0 {
             id
         } else {
-            mix(id ^ word << 40)
+            Random::new(id ^ word << 40).draw()
         };
         bytes.extend_from_slice(&value.to_le_bytes());
         word += 1;

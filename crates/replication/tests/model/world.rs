@@ -12,6 +12,7 @@ use cyclone_replication::{
     Backup, BackupConfig, BackupId, Outcome, Protocol, ReplicationError, Sender, SenderConfig,
     SenderId, SharedLogs, backup, sender,
 };
+use cyclone_test_support::Random;
 
 use crate::model::{Attempt, Digest, Model, Record, SEGMENT_BYTES, content};
 
@@ -29,25 +30,6 @@ pub struct Plan {
     /// Used segments found by first words, slow writes made again (`rowan`).
     pub first_words: bool,
     pub sim: SimConfig,
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
 }
 
 struct Worker {
@@ -104,7 +86,7 @@ impl World {
         let mut world = World {
             protocol,
             fabric,
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             plan_steps: plan.steps,
             faults: plan.faults,
             model: Model {

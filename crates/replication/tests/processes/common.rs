@@ -8,6 +8,7 @@ use std::time::Duration;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
 use cyclone_fabric::{Address, Endpoint, FabricError, Token};
 use cyclone_replication::{Protocol, SenderId};
+use cyclone_test_support::{Random, mix};
 
 pub const TOKEN: Token = Token(0x1234_5678_9abc);
 pub const MEMORY_BYTES: u64 = 24 << 20;
@@ -25,27 +26,6 @@ pub const NUMBER: &str = "CYCLONE_TEST_NUMBER";
 pub const TERM: &str = "CYCLONE_TEST_TERM";
 pub const LIFE: &str = "CYCLONE_TEST_LIFE";
 pub const PARENT: &str = "CYCLONE_TEST_PARENT";
-
-/// SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
-pub fn mix(number: u64) -> u64 {
-    let mut mixed = number;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
 
 /// A record, by who made it and when. Its bytes follow from that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,7 +70,7 @@ impl RecordId {
 
     /// The record: the id, then bytes that no other record has. Some are longer than any block.
     pub fn content(&self) -> Vec<u8> {
-        let mut random = Random(
+        let mut random = Random::new(
             mix(u64::from(self.life) << 32 | u64::from(self.number))
                 ^ u64::from(self.server) << 8
                 ^ u64::from(self.worker),
@@ -102,7 +82,7 @@ impl RecordId {
         };
         let mut bytes = self.encode().to_vec();
         while (bytes.len() as u64) < len {
-            bytes.extend(random.next().to_le_bytes());
+            bytes.extend(random.draw().to_le_bytes());
         }
         bytes.truncate(len as usize);
         bytes

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use cyclone_pmem::{FlushPolicy, Region};
 use cyclone_replication::{BackupMemory, Protocol, scan};
+use cyclone_test_support::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
 use common::*;
@@ -132,7 +133,7 @@ impl World {
             .collect();
         let mut world = World {
             place,
-            random: Random(seed),
+            random: Random::new(seed),
             backups,
             servers: Vec::new(),
             lives: 0,

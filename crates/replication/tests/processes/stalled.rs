@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use cyclone_fabric::shm::{ShmConfig, ShmEndpoint, Stalled};
 use cyclone_replication::{Backup, BackupConfig, Protocol, backup};
+use cyclone_test_support::Random;
 use rustix::process::Signal;
 
 use super::Other;
@@ -38,7 +39,7 @@ impl World {
         World {
             place,
             backup,
-            random: Random(1),
+            random: Random::new(1),
             began: Instant::now(),
         }
     }

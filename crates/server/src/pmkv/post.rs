@@ -191,6 +191,8 @@ impl Drop for Post {
 
 #[cfg(test)]
 mod tests {
+    use cyclone_test_support::Random;
+
     use super::*;
 
     #[test]
@@ -259,19 +261,6 @@ mod tests {
         assert!(begun.elapsed() < ROOM_PATIENCE * 40);
     }
 
-    /// SplitMix64.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, bound: usize) -> usize {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = self.0;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (mixed ^ (mixed >> 31)) as usize % bound
-        }
-    }
-
     fn held(inbox: &Inbox) -> usize {
         inbox.parts.values().map(|it| it.bytes.capacity()).sum()
     }
@@ -281,30 +270,30 @@ mod tests {
     #[test]
     fn what_is_put_together_was_sent() {
         for seed in 0..40 {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let (mut inbox, mut whole) = (Inbox::default(), 0);
             let senders = ["a", "b", "c"].map(Path::new);
             let mut sent: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
             let mut in_flight: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
             for number in 0..120 {
-                let of = random.below(senders.len());
+                let of = random.index(senders.len());
                 if in_flight[of].is_empty() {
                     let len =
-                        [0, 5, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES * 3 + 1][random.below(5)];
+                        [0, 5, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES * 3 + 1][random.index(5)];
                     let message: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
                     in_flight[of] = datagrams(number, &message).collect();
                     in_flight[of].reverse();
                     sent[of].push(message);
                 }
                 while let Some(datagram) = in_flight[of].pop() {
-                    let times = [1, 1, 1, 1, 1, 1, 0, 2][random.below(8)];
+                    let times = [1, 1, 1, 1, 1, 1, 0, 2][random.index(8)];
                     for _ in 0..times {
                         if let Some(message) = inbox.take(senders[of], &datagram) {
                             whole += 1;
                             assert!(sent[of].contains(&message), "seed {seed}");
                         }
                     }
-                    if random.below(3) == 0 {
+                    if random.index(3) == 0 {
                         break;
                     }
                 }
@@ -318,23 +307,23 @@ mod tests {
     #[test]
     fn datagrams_of_any_bytes_do_no_harm() {
         for seed in 0..300 {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let (mut inbox, mut came) = (Inbox::default(), 0);
             for number in 0..60 {
-                let message = vec![number as u8; random.below(PIECE_BYTES * 2)];
-                let from = PathBuf::from(format!("{}", random.below(4)));
-                for mut datagram in datagrams(random.below(3) as u32, &message) {
-                    match random.below(4) {
+                let message = vec![number as u8; random.index(PIECE_BYTES * 2)];
+                let from = PathBuf::from(format!("{}", random.index(4)));
+                for mut datagram in datagrams(random.index(3) as u32, &message) {
+                    match random.index(4) {
                         0 => {
-                            let at = random.below(HEAD_BYTES);
-                            datagram[at] ^= 1 << random.below(8);
+                            let at = random.index(HEAD_BYTES);
+                            datagram[at] ^= 1 << random.index(8);
                         }
-                        1 => datagram.truncate(random.below(datagram.len() + 1)),
+                        1 => datagram.truncate(random.index(datagram.len() + 1)),
                         2 => {
-                            datagram.truncate(random.below(24));
+                            datagram.truncate(random.index(24));
                             datagram
                                 .iter_mut()
-                                .for_each(|it| *it = random.below(4) as u8);
+                                .for_each(|it| *it = random.index(4) as u8);
                         }
                         _ => {}
                     }

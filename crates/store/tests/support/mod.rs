@@ -39,6 +39,8 @@ impl Engine {
         logs: u16,
         max_value_bytes: usize,
     ) -> Box<dyn StateMachine> {
+        // Most tests run on every engine: the output of one that fails ends with the engine.
+        println!("engine {self:?}");
         let limits = Limits {
             max_value_bytes,
             max_sessions: Limits::MAX_SESSIONS,

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use cyclone_pmem::{CrashSim, Payload, Region};
+use cyclone_test_support::Random;
 use cyclone_wal::flash::{
     FetchError, FlashError, FlashIdentity, FlashLog, FlashMode, FlashSpec, SimDisk, StoredEntry,
 };
@@ -32,19 +33,6 @@ pub fn spec(mode: FlashMode) -> FlashSpec {
     }
 }
 
-/// Deterministic choices.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % below
-    }
-}
-
 /// `CYCLONE_SEED`, or the given one.
 pub fn seed(fixed: u64) -> u64 {
     let text = std::env::var("CYCLONE_SEED").ok();
@@ -53,8 +41,8 @@ pub fn seed(fixed: u64) -> u64 {
 
 /// Bytes that no other entry has.
 pub fn bytes(index: u64, term: u64, len: usize) -> Vec<u8> {
-    let mut dice = Dice(index << 20 | term);
-    (0..len).map(|_| dice.roll(256) as u8).collect()
+    let mut random = Random::new(index << 20 | term);
+    (0..len).map(|_| random.below(256) as u8).collect()
 }
 
 pub struct Levels {

@@ -114,6 +114,6 @@ fn stored_bytes_are_those_of_an_x87() {
         [0, 0, 0, 0, 0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 0, 0, 0x80, 0, 0],
     ] {
-        assert_eq!(LongDouble::from_bytes(wrong), None);
+        assert_eq!(LongDouble::from_bytes(wrong), None, "{wrong:?}");
     }
 }

@@ -160,13 +160,13 @@ fn oversize_requests_are_skipped_and_the_stream_goes_on() {
     bytes.extend_from_slice(b"*1\r\n$4\r\nQUIT\r\n");
     for piece in [1, 2, 3, 5, 17, 100, 10_000] {
         let (found, excesses, error) = feed(&bytes, piece, limits);
-        assert_eq!(error, None);
+        assert_eq!(error, None, "{piece:?}");
         assert_eq!(
             excesses,
             [Excess::Argument(500), Excess::Request],
             "in pieces of {piece}"
         );
-        assert_eq!(found, [[b"PING".to_vec()], [b"QUIT".to_vec()]]);
+        assert_eq!(found, [[b"PING".to_vec()], [b"QUIT".to_vec()]], "{piece:?}");
     }
 }
 
@@ -195,8 +195,16 @@ fn the_memory_of_a_request_is_reported_and_given_back() {
 #[test]
 fn numbers() {
     for value in [0, 1, -1, 10, 99, i64::MAX, i64::MIN] {
-        assert_eq!(Decimal::new(value).as_bytes(), value.to_string().as_bytes());
-        assert_eq!(parse_i64(value.to_string().as_bytes()), Some(value));
+        assert_eq!(
+            Decimal::new(value).as_bytes(),
+            value.to_string().as_bytes(),
+            "{value:?}"
+        );
+        assert_eq!(
+            parse_i64(value.to_string().as_bytes()),
+            Some(value),
+            "{value:?}"
+        );
     }
     for text in [
         "",

@@ -143,7 +143,7 @@ fn a_record_longer_than_its_bytes_is_refused() {
     };
     assert!(decode_request(&claim(0)).is_ok());
     for len in [1, MAX_RECORD as u32, u32::MAX] {
-        assert!(decode_request(&claim(len)).is_err());
+        assert!(decode_request(&claim(len)).is_err(), "{len:?}");
     }
     let swap = |len| Request::Swap {
         key: Key::LeaderRecord,

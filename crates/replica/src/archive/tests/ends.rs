@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use cyclone_store::{Applied, ApplyError, CheckpointMeta, Echo, EntryInput, Mode, StateMachine};
+use cyclone_test_support::Random;
 use cyclone_wire::command::Query;
 use cyclone_wire::reply::Reply;
 
@@ -90,7 +91,7 @@ fn incomplete_gang_has_no_effect_and_what_follows_it_is_applied() {
     const LOGS: u16 = 4;
     let (mut whole, mut broken) = (0, 0);
     for seed in 0..40 {
-        let mut random = Random(300 + seed);
+        let mut random = Random::new(300 + seed);
         // Also more entries than are read ahead.
         let mut all = history(&mut random, LOGS, 100 + 90 * seed as usize, true);
         for log in &mut all {

@@ -38,7 +38,7 @@ fn a_clock_that_was_ahead_hides_no_write() {
         else {
             panic!("until {until_ms}");
         };
-        assert_eq!(last, hidden);
+        assert_eq!(last, hidden, "{until_ms:?}, {hidden:?}");
     }
     // Where no entry is in doubt, none is in the way.
     for (until_ms, last) in [
@@ -51,12 +51,12 @@ fn a_clock_that_was_ahead_hides_no_write() {
             .expect("no doubt")
             .places
             .remove(0);
-        assert_eq!(place.index, last);
+        assert_eq!(place.index, last, "{until_ms:?}, {last:?}");
         let left_out = all[0].get(last as usize).map(|entry| FirstExcluded {
             index: last + 1,
             stamp_ms: Some(entry.stamp_ms),
         });
-        assert_eq!(place.left_out, left_out);
+        assert_eq!(place.left_out, left_out, "{until_ms:?}, {last:?}");
     }
 }
 

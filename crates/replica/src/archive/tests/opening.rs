@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use super::*;
+use cyclone_test_support::Random;
 
 /// Opening it blocks.
 fn make_fifo(path: &Path) {
@@ -14,7 +15,7 @@ fn make_fifo(path: &Path) {
 #[test]
 fn only_the_furthest_file_is_opened() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(11), 2, 80, false);
+    let all = history(&mut Random::new(11), 2, 80, false);
     archive(directory.path(), 1, &all, 1);
     for log in 0..2 {
         let files = files_of(directory.path(), log);
@@ -35,7 +36,7 @@ fn only_the_furthest_file_is_opened() {
 #[test]
 fn a_disk_that_hangs_is_asked_for_a_sealed_file_once() {
     let directory = tempfile::tempdir().expect("directory");
-    let all = history(&mut Random(12), 2, 20, false);
+    let all = history(&mut Random::new(12), 2, 20, false);
     let writer = open(&settings(directory.path(), 1), 1, 2);
     let draft = directory.path().join(files::draft(CLUSTER, 0, 1));
     // Written only after the drafts that were left have been removed.
@@ -58,7 +59,7 @@ fn a_disk_that_hangs_is_asked_for_a_sealed_file_once() {
 fn a_directory_that_is_gone_is_waited_for() {
     let directory = tempfile::tempdir().expect("directory");
     let (place, away) = (directory.path().join("a"), directory.path().join("b"));
-    let all = history(&mut Random(13), 1, 20, false);
+    let all = history(&mut Random::new(13), 1, 20, false);
     archive(&place, 1, &all, 1);
     fs::rename(&place, &away).expect("renamed");
     fs::write(&place, "no directory").expect("written");
