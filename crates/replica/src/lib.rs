@@ -12,7 +12,7 @@
 //!     Bootstrap      founding, and recovering after a loss of storage   bootstrap/
 //!     Membership     who takes part, and changing it in all logs         membership.rs
 //!     Contacts       which members answer                                contacts.rs
-//!     Upgrade        the cluster's format version, and raising it        upgrade.rs
+//!     Upgrade        the cluster's format version, and raising it        membership/upgrade.rs
 //!     send           one datagram per peer for all logs                  send.rs
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
@@ -73,7 +73,6 @@ mod snapshot;
 mod start;
 mod status;
 mod ticking;
-mod upgrade;
 mod wall_clocks;
 mod watchdog;
 mod workers;
@@ -91,11 +90,10 @@ pub use flash::{Durability, FlashConfig};
 pub use health::StoreState;
 pub use housekeeping::Frames;
 pub use log_loop::{LogLoop, LogThread};
-pub use membership::{MemberError, MemberRequest};
+pub use membership::{MemberError, MemberRequest, UpgradeError};
 pub use node::{Node, NodeError, Now};
 pub use platform::{JobRunner, Platform, open_store};
 pub use requests::{Outcome, Ticket};
 pub use run::{BusyPoller, COMPANION, EventSource, Reactor, now};
 pub use start::StartError;
 pub use status::{Counters, LogStatus, Status};
-pub use upgrade::UpgradeError;

@@ -23,6 +23,7 @@ mod marks;
 mod moving;
 mod rejoin_conflict;
 mod request;
+mod upgrade;
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_store::StateMachine;
@@ -41,6 +42,8 @@ use crate::physical::PhysicalLog;
 use crate::requests::{Origin, Outcome, Ticket};
 
 pub use request::{MemberError, MemberRequest};
+pub(crate) use upgrade::Upgrade;
+pub use upgrade::UpgradeError;
 
 /// Members at most; as many as a configuration may name.
 const MOST_MEMBERS: usize = 9;
@@ -340,7 +343,7 @@ impl Node {
     }
 
     /// Leader: whether it has applied all records of earlier leaders.
-    pub(crate) fn has_current_record(&self) -> bool {
+    fn has_current_record(&self) -> bool {
         let home = &self.logs[0];
         home.applied_term == home.group.term()
     }

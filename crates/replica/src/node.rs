@@ -34,7 +34,7 @@ use crate::health::Health;
 use crate::joined::JoinedReads;
 use crate::log_loop::{LoanedLogs, LogLoop, Request};
 use crate::logset::LogSet;
-use crate::membership::Membership;
+use crate::membership::{Membership, Upgrade};
 use crate::physical::PhysicalLog;
 use crate::reads::{Read, ReadBasis};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket, refuse_excess};
@@ -43,7 +43,6 @@ use crate::slow::{LeadershipEpoch, SlowReads};
 use crate::snapshot::{SNAPSHOTS, Snapshots};
 use crate::status::Counters;
 use crate::ticking::TickTimer;
-use crate::upgrade::Upgrade;
 use crate::wall_clocks::ClockReports;
 use crate::workers::Workers;
 

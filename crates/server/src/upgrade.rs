@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone_wire::format_version::FormatVersion;
 
 use crate::ctl;
 use crate::error_text::{AccessDenied, error_text};
@@ -32,6 +33,19 @@ fn ask(address: SocketAddr, access: &Access) -> Result<Answer> {
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => return Err(error),
         Err(error) => return Ok(Answer::Later(error_text(&error))),
     };
+    // Programs of version 1 say nothing of versions, and do not know the command.
+    let info = match resp::info_of(&mut connection) {
+        Ok(info) => info,
+        Err(error) if error.downcast_ref::<AccessDenied>().is_some() => return Err(error),
+        Err(error) => return Ok(Answer::Later(told(&error))),
+    };
+    if !info.contains_key("cyclone_format_version_supported") {
+        let id = info.get("cyclone_id").map_or("?", String::as_str);
+        bail!(
+            "the format version is not raised: member {id} at {address} supports format version {}: upgrade it first",
+            FormatVersion::V1
+        );
+    }
     let mut command = redis::cmd("CYCLONE");
     command.arg("UPGRADE").arg("FINALIZE");
     let error = match command.query::<(u32, u32)>(&mut connection) {

@@ -52,7 +52,7 @@ fn as_version_1(cluster: &LocalCluster, engine: &str) {
     }
 }
 
-fn finalize<'a>(address: &'a str) -> [&'a str; 4] {
+fn finalize(address: &str) -> [&str; 4] {
     ["ctl", "finalize-upgrade", "--connect", address]
 }
 
