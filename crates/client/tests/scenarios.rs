@@ -378,6 +378,7 @@ fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
         (Some(Status::Done(Reply::Int(1))), Ok(Reply::Int(1))),
         (None, Err(ClientError::Unknown)),
     ] {
+        let case = format!("{first_says:?}, {told:?}");
         let mut stage = Stage::new();
         stage.warm_up();
         let ticket = stage.incr(b"k");
@@ -388,11 +389,7 @@ fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
             second = stage.transmit();
         }
         stage.answer(&second, &Status::TooLarge);
-        assert_eq!(
-            stage.core.completions().next(),
-            None,
-            "{first_says:?}, {told:?}"
-        );
+        assert_eq!(stage.core.completions().next(), None, "{case}");
         match first_says {
             Some(status) => stage.answer(&first, &status),
             None => {
@@ -406,7 +403,7 @@ fn the_refusal_of_one_attempt_does_not_speak_for_the_others() {
         assert_eq!(
             stage.core.completions().next(),
             Some((ticket, told)),
-            "{first_says:?}, {told:?}"
+            "{case}"
         );
     }
 }

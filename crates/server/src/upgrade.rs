@@ -37,7 +37,7 @@ fn ask(address: SocketAddr, access: &Access) -> Result<Answer> {
     let info = match resp::info_of(&mut connection) {
         Ok(info) => info,
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => return Err(error),
-        Err(error) => return Ok(Answer::Later(told(&error))),
+        Err(error) => return Ok(Answer::Later(error_text(&error))),
     };
     if !info.contains_key("cyclone_format_version_supported") {
         let id = info.get("cyclone_id").map_or("?", String::as_str);
