@@ -14,8 +14,8 @@ SEEDS ?= 300
 HOURS ?= 8
 # What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a directory of its own and
 # without RocksDB, which would be compiled twice.
-MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-packet -p cyclone-pmkv-cm \
-	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper
+MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-bench-cli -p cyclone-packet -p cyclone-pmkv-cm \
+	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper,cyclone-bench-cli/dpdk
 # The simulator by itself has no RocksDB in it: it can be built for speed.
 # The unit tests of everything below the program, without RocksDB.
 CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --lib -p cyclone-allocator -p cyclone-pmem \
@@ -75,6 +75,7 @@ stores:
 
 # The DPDK driver and a cluster over it: shared memory and veth pairs, no huge pages.
 dpdk:
+	cargo build $(MORE)
 	cargo test $(MORE) --lib --test dpdk --test dpdk_cluster
 
 # About a minute of fresh seeds, with what the tests were built with; the fixed ones are among the tests above.

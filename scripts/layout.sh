@@ -15,6 +15,7 @@ ROOMS = [
     {"cyclone-replica", "cyclone-pmkv"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
     {"cyclone", "cyclone-sim"},
+    {"cyclone-bench-cli"},
 ]
 room_of = {name: level for level, names in enumerate(ROOMS) for name in names}
 bad = 0

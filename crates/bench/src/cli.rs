@@ -1,4 +1,4 @@
-//! The experiments as subcommands, for the programs that offer them.
+//! The experiments as subcommands, for the program that offers them.
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -34,12 +34,12 @@ pub enum Experiment {
 }
 
 impl Experiment {
-    /// Runs it. `before` are the arguments that lead from this program to these subcommands.
-    pub fn run(&self, before: &[&str]) -> Result<()> {
-        let launcher = || {
-            let arguments: Vec<&str> = before.iter().copied().chain(["child"]).collect();
-            Launcher::this(&arguments)
-        };
+    /// Runs it, in a program whose subcommands these are.
+    ///
+    /// # Errors
+    /// Whatever ends it early.
+    pub fn run(&self) -> Result<()> {
+        let launcher = || Launcher::this(&["child"]);
         match self {
             Experiment::Streams { common } => streams::run(common),
             Experiment::Replication(options) => replication::run(options, launcher()?),

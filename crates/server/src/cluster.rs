@@ -52,7 +52,7 @@ pub struct Options {
     pub lease_reads: bool,
     /// Shortest silence before an election, in milliseconds; the default if not given.
     pub election_ms: Option<u64>,
-    /// The program to run; this one if not given.
+    /// The program `cyclone` to run; this one if not given.
     pub executable: Option<PathBuf>,
 }
 
@@ -136,13 +136,13 @@ pub fn random_key() -> Result<[u8; 32]> {
 
 /// Where to look for free ports, by chance: clusters that start at the same time should not find
 /// the same ones. The kernel's own range lies above.
-pub(crate) fn any_first_port() -> Result<u16> {
+pub fn any_first_port() -> Result<u16> {
     let random = random_key()?;
     Ok(7301 + u16::from_le_bytes([random[0], random[1]]) % 20_000)
 }
 
 /// Finds `count` ports, from `first` on, that are free for both TCP and UDP on loopback.
-pub(crate) fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
+pub fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
     let mut found = Vec::with_capacity(count);
     for port in first..u16::MAX {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

@@ -3,7 +3,6 @@
 
 pub mod access;
 pub mod backup;
-pub mod bench;
 pub mod change;
 pub mod clock;
 pub mod cluster;
@@ -15,8 +14,8 @@ pub mod durable;
 pub mod logtool;
 pub mod members;
 pub mod metrics;
-pub mod netlab;
 pub mod pmkv;
+pub mod program;
 pub mod recover;
 pub mod reload;
 pub mod repair;

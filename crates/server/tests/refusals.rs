@@ -4,9 +4,8 @@
 mod common;
 
 use std::fs;
-use std::io::Read as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use common::{BINARY, cluster, cyclone, edited, first_port, refused, said, text};
@@ -303,24 +302,6 @@ fn flags_that_would_be_ignored_are_refused() {
         refused(&[&place[..], arguments].concat(), &[words]);
         assert!(!demo.exists(), "{arguments:?} made a directory");
     }
-}
-
-/// As in `cyclone bench figures --list | head -1`.
-#[test]
-fn benchmarks_end_quietly_when_nobody_reads_on() {
-    let mut child = Command::new(BINARY)
-        .args(["bench", "figures", "--list"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("run");
-    drop(child.stdout.take());
-    let mut told = String::new();
-    let mut stderr = child.stderr.take().expect("piped");
-    stderr.read_to_string(&mut told).expect("read");
-    let status = child.wait().expect("ended");
-    assert_eq!((status.code(), told.as_str()), (Some(128 + 13), ""));
 }
 
 /// Replaces the head of a region.

@@ -235,7 +235,7 @@ fn parse_time(text: &str) -> Result<u64> {
 }
 
 /// Milliseconds since 1970 of an RFC 3339 time.
-pub(crate) fn parse_date(text: &str) -> Option<u64> {
+pub fn parse_date(text: &str) -> Option<u64> {
     let moment = OffsetDateTime::parse(text, &Rfc3339).ok()?;
     u64::try_from(moment.unix_timestamp_nanos().div_euclid(1_000_000)).ok()
 }

@@ -38,6 +38,8 @@ pub struct Shape {
     pub memory_bytes: u64,
     /// Leases in milliseconds, if not what this machine's cores suggest.
     pub lease_ms: Option<u64>,
+    /// The program `cyclone` to run; this one if not given.
+    pub executable: Option<PathBuf>,
 }
 
 impl Default for Shape {
@@ -48,6 +50,7 @@ impl Default for Shape {
             replication: "rowan".into(),
             memory_bytes: 192 << 20,
             lease_ms: None,
+            executable: None,
         }
     }
 }
@@ -57,6 +60,7 @@ pub struct Servers {
     /// The cluster's file.
     pub file: ClusterFile,
     path: PathBuf,
+    executable: PathBuf,
     logs: PathBuf,
     children: Vec<Option<Child>>,
     /// Those that were killed.
@@ -98,6 +102,10 @@ impl Servers {
             founded: None,
         };
         file.check()?;
+        let executable = match &shape.executable {
+            Some(path) => path.clone(),
+            None => std::env::current_exe().context("own executable")?,
+        };
         make_directory(directory)?;
         make_directory(&file.directory)?;
         let path = file.directory.join("cluster.toml");
@@ -106,6 +114,7 @@ impl Servers {
         Ok(Servers {
             file,
             path,
+            executable,
             logs: directory.to_owned(),
             children: ports.iter().map(|_| None).collect(),
             dying: Vec::new(),
@@ -121,7 +130,7 @@ impl Servers {
         self.bury();
         let log = self.logs.join(format!("server{id}.log"));
         let log = File::options().create(true).append(true).open(&log);
-        let child = Command::new(std::env::current_exe().context("this program")?)
+        let child = Command::new(&self.executable)
             .args(["serve", "--engine", "pmkv", "--end-with-parent", "--id"])
             .arg(id.to_string())
             .arg("--config")
