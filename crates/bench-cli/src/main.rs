@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use cyclone::config;
 use cyclone::program::{self, stop_flag};
-use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 use cyclone_bench_cli::{flashlog, life, net, overload, plans, pmkv, put};
+use cyclone_one_sided_bench::cli::Experiment;
 
 /// Measure.
 #[derive(Parser)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_bench::metered::{Devices, Metered};
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint};
 use cyclone_fabric::{Endpoint, FabricError, Token};
+use cyclone_one_sided_bench::metered::{Devices, Metered};
 use cyclone_pmkv::{Configuration, Endpoints, Node, NodeConfig, Role, Server, Start};
 use cyclone_replication::Protocol;
 

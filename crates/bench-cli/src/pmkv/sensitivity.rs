@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use cyclone_bench::arrivals::Network;
+use cyclone_one_sided_bench::arrivals::Network;
 use cyclone_bench::measure::Spread;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};

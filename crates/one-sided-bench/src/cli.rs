@@ -3,9 +3,9 @@
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::children::Launcher;
-use crate::output::Common;
 use crate::{chain, child, replication, streams, tenants};
+use cyclone_bench::children::Launcher;
+use cyclone_bench::output::Common;
 
 /// One experiment.
 #[derive(Subcommand, Clone, Debug)]

@@ -18,15 +18,15 @@ use cyclone_replication::group::{
 use cyclone_replication::naive::NaiveGroup;
 
 use crate::child::{Role, TOKEN};
-use crate::children::{Initiator, Kid, Launcher, kept_waiting};
-use crate::measure::{Percentiles, Spread, histogram, interleaved, tries, undisturbed};
-use crate::output::{Common, Report};
-use crate::plot::{self, Mark, Panel, Series};
 use crate::provider::{self, Provider, Side};
 use crate::stage::{INITIATOR_CPU, START, Stage, backup_cpu, member_key};
-use crate::table::{Table, rounded};
-use crate::verdict::Verdict;
-use crate::workload::Random;
+use cyclone_bench::children::{Initiator, Kid, Launcher, kept_waiting};
+use cyclone_bench::measure::{Percentiles, Spread, histogram, interleaved, tries, undisturbed};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::plot::{self, Mark, Panel, Series};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
+use cyclone_bench::workload::Random;
 
 /// Bytes of group memory.
 const MEMORY_BYTES: u64 = 1 << 20;

@@ -24,11 +24,11 @@ use anyhow::Result;
 use clap::Args;
 use cyclone_replication::Protocol;
 
-use crate::children::Launcher;
-use crate::output::{Common, Report};
 use crate::provider::Provider;
 use crate::stage::Stage;
-use crate::verdict::Verdict;
+use cyclone_bench::children::Launcher;
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::verdict::Verdict;
 
 /// Options of `replication`.
 #[derive(Args, Clone, Debug)]

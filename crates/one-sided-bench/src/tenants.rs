@@ -16,15 +16,15 @@ use clap::Args;
 use cyclone_replication::{BackupId, Protocol};
 
 use crate::child::senders;
-use crate::children::{Initiator, Launcher};
 use crate::load::{self, Load};
-use crate::measure::{Percentiles, Spread, interleaved, tries, undisturbed};
-use crate::output::{Common, Report};
-use crate::plot::{self, Bars};
 use crate::provider::Provider;
 use crate::stage::{INITIATOR_CPU, Stage, backup_cpu};
-use crate::table::{Table, rounded};
-use crate::verdict::Verdict;
+use cyclone_bench::children::{Initiator, Launcher};
+use cyclone_bench::measure::{Percentiles, Spread, interleaved, tries, undisturbed};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::plot::{self, Bars};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 
 /// Records that may be under way at once.
 const WINDOW: usize = 256;

@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, quotient};
-use crate::measure::{Spread, interleaved};
 use crate::metered::LocalStores;
-use crate::plot::{self, Bars};
 use crate::provider::Provider;
-use crate::table::{Table, rounded};
-use crate::verdict::Verdict;
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::plot::{self, Bars};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 
 //= rowan §6.1
 /// Servers that replicate to the backup.

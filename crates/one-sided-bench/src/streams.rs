@@ -5,10 +5,10 @@ use anyhow::Result;
 use cyclone_pmem::media::{LocalWriters, MediaParameters, RemoteLog, StreamOutcome, Streams};
 use serde_json::Value;
 
-use crate::output::{Common, Report};
-use crate::plot::{self, Mark, Panel, Series};
-use crate::table::{Table, rounded};
-use crate::verdict::Verdict;
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::plot::{self, Mark, Panel, Series};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 
 /// Workers of a server in rowan §6, which share a log under `share`.
 const WORKERS: u32 = 24;

@@ -8,9 +8,9 @@ use cyclone_fabric::Address;
 use cyclone_replication::{BackupId, Outcome, ReplicationError, Sender};
 use hdrhistogram::Histogram;
 
-use crate::children::kept_waiting;
-use crate::measure::histogram;
-use crate::workload::Random;
+use cyclone_bench::children::kept_waiting;
+use cyclone_bench::measure::histogram;
+use cyclone_bench::workload::Random;
 
 /// How long logs may take to open, and records to finish at the end.
 const PATIENCE: Duration = Duration::from_secs(60);

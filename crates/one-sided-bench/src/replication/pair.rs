@@ -6,10 +6,10 @@ use cyclone_replication::Protocol;
 
 use super::Experiment;
 use crate::child::{BackupRole, NodeResult, NodeRole, Peer, Role};
-use crate::measure::{Spread, interleaved};
 use crate::provider::Provider;
 use crate::stage::{START, backup_cpu, memory_bytes, segment_bytes};
-use crate::table::{Table, rounded};
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::table::{Table, rounded};
 
 /// Workers of each server.
 const WORKERS: u32 = 8;

@@ -10,8 +10,8 @@ use cyclone_fabric::key::{KEY_BYTES, MemoryKey};
 use cyclone_replication::Protocol;
 
 use crate::child::{BackupRole, Place, Ready, Role};
-use crate::children::{Kid, Launcher};
 use crate::provider::Provider;
+use cyclone_bench::children::{Kid, Launcher};
 
 /// The CPU of the initiators.
 pub const INITIATOR_CPU: usize = 0;

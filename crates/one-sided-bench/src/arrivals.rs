@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::workload::Random;
+use cyclone_bench::workload::Random;
 
 /// A network under load, as one receiver sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

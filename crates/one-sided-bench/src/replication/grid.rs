@@ -7,11 +7,11 @@ use cyclone_replication::Protocol;
 
 use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, Times};
-use crate::measure::{Spread, interleaved};
-use crate::plot::{self, Bars};
 use crate::provider::Provider;
-use crate::table::{Table, rounded};
-use crate::verdict::Verdict;
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::plot::{self, Bars};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 
 const BYTES: [usize; 4] = [64, 128, 256, 1024];
 const WORKERS: [u32; 4] = [1, 2, 4, 8];

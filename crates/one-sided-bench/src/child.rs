@@ -18,10 +18,10 @@ use cyclone_replication::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::children::pin;
 use crate::load::{self, Load, Moment};
-use crate::measure::Percentiles;
 use crate::provider::{self, Provider, Side};
+use cyclone_bench::children::pin;
+use cyclone_bench::measure::Percentiles;
 
 /// The tenant's secret in all experiments.
 pub const TOKEN: Token = Token(0x6379_636c_6f6e_6531);

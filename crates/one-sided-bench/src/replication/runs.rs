@@ -9,11 +9,11 @@ use cyclone_replication::{BackupId, Protocol};
 
 use super::{Case, Experiment, Times};
 use crate::child::senders;
-use crate::children::Initiator;
 use crate::load::{self, Load, Measured, Moment};
-use crate::measure::Percentiles;
 use crate::metered::{Devices, LocalStores, Metered};
 use crate::stage::INITIATOR_CPU;
+use cyclone_bench::children::Initiator;
+use cyclone_bench::measure::Percentiles;
 
 /// What one run of a case gave.
 pub(super) struct Outcome {
