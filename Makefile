@@ -14,7 +14,8 @@ SEEDS ?= 300
 HOURS ?= 8
 # What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a directory of its own and
 # without RocksDB, which would be compiled twice.
-MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-bench-cli -p cyclone-packet -p cyclone-pmkv-cm \
+MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-node -p cyclone-pmkv-node \
+	-p cyclone-bench-cli -p cyclone-packet -p cyclone-pmkv-cm \
 	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper,cyclone-bench-cli/dpdk
 # The simulator by itself has no RocksDB in it: it can be built for speed.
 # The unit tests of everything below the program, without RocksDB.

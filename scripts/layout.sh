@@ -14,7 +14,9 @@ ROOMS = [
     {"cyclone-pmkv-cm"},
     {"cyclone-replica", "cyclone-pmkv"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
-    {"cyclone", "cyclone-sim", "cyclone-one-sided-bench"},
+    {"cyclone-node", "cyclone-sim", "cyclone-one-sided-bench"},
+    {"cyclone-pmkv-node"},
+    {"cyclone"},
     {"cyclone-bench-cli"},
 ]
 room_of = {name: level for level, names in enumerate(ROOMS) for name in names}

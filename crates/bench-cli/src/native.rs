@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone::cluster::LocalCluster;
 use cyclone_bench::run::DRAIN;
 use cyclone_client::{Client, ClientConfig, ClientError, Completion};
 use cyclone_wire::command::{Condition, Operation};
@@ -10,7 +11,6 @@ use cyclone_wire::reply::Reply;
 use rustc_hash::FxHashMap;
 
 use super::{Load, Measured, Sequence, histogram};
-use cyclone::cluster::LocalCluster;
 
 /// A client of a cluster on this machine.
 pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result<Client> {

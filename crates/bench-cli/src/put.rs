@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cyclone::cluster::{LocalCluster, Options};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 
 use super::etcd::Etcd;
 use super::rocks::Log;
 use super::{Load, Measured, Point, native, node_options, resp, rocks};
-use cyclone::cluster::{LocalCluster, Options};
 
 /// What the command line says.
 pub struct Arguments {

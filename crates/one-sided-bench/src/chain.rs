@@ -11,6 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
+use cyclone_bench::children::{Initiator, Kid, Launcher, kept_waiting};
+use cyclone_bench::measure::{Percentiles, Spread, histogram, interleaved, tries, undisturbed};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::plot::{self, Mark, Panel, Series};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
+use cyclone_bench::workload::Random;
 use cyclone_fabric::{Address, ChainBy};
 use cyclone_replication::group::{
     Answer, Group, GroupError, GroupEvent, GroupMemory, GroupOp, GroupOptions,
@@ -20,13 +27,6 @@ use cyclone_replication::naive::NaiveGroup;
 use crate::child::{Role, TOKEN};
 use crate::provider::{self, Provider, Side};
 use crate::stage::{INITIATOR_CPU, START, Stage, backup_cpu, member_key};
-use cyclone_bench::children::{Initiator, Kid, Launcher, kept_waiting};
-use cyclone_bench::measure::{Percentiles, Spread, histogram, interleaved, tries, undisturbed};
-use cyclone_bench::output::{Common, Report};
-use cyclone_bench::plot::{self, Mark, Panel, Series};
-use cyclone_bench::table::{Table, rounded};
-use cyclone_bench::verdict::Verdict;
-use cyclone_bench::workload::Random;
 
 /// Bytes of group memory.
 const MEMORY_BYTES: u64 = 1 << 20;

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone_bench::children::pin;
+use cyclone_bench::measure::Percentiles;
 use cyclone_fabric::{Address, MemoryKey, Token};
 use cyclone_replication::group::GroupMember;
 use cyclone_replication::naive::{NaiveMember, NaiveMode};
@@ -20,8 +22,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::load::{self, Load, Moment};
 use crate::provider::{self, Provider, Side};
-use cyclone_bench::children::pin;
-use cyclone_bench::measure::Percentiles;
 
 /// The tenant's secret in all experiments.
 pub const TOKEN: Token = Token(0x6379_636c_6f6e_6531);

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use clap::Subcommand;
-
-use crate::{chain, child, replication, streams, tenants};
 use cyclone_bench::children::Launcher;
 use cyclone_bench::output::Common;
+
+use crate::{chain, child, replication, streams, tenants};
 
 /// One experiment.
 #[derive(Subcommand, Clone, Debug)]

@@ -13,7 +13,7 @@
 //!   provider     endpoints by the provider's name                                 provider.rs
 //! ```
 //!
-//! Depends on the one-sided crates only: stores, sockets and the program `cyclone` are unknown here.
+//! Depends on the one-sided crates and the harness only: no store and no node is known here.
 
 #![forbid(unsafe_code)]
 

@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use cyclone_fabric::Address;
-use cyclone_replication::{BackupId, Outcome, ReplicationError, Sender};
-use hdrhistogram::Histogram;
-
 use cyclone_bench::children::kept_waiting;
 use cyclone_bench::measure::histogram;
 use cyclone_bench::workload::Random;
+use cyclone_fabric::Address;
+use cyclone_replication::{BackupId, Outcome, ReplicationError, Sender};
+use hdrhistogram::Histogram;
 
 /// How long logs may take to open, and records to finish at the end.
 const PATIENCE: Duration = Duration::from_secs(60);

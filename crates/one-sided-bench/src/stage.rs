@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use cyclone_bench::children::{Kid, Launcher};
 use cyclone_fabric::Address;
 use cyclone_fabric::key::{KEY_BYTES, MemoryKey};
 use cyclone_replication::Protocol;
 
 use crate::child::{BackupRole, Place, Ready, Role};
 use crate::provider::Provider;
-use cyclone_bench::children::{Kid, Launcher};
 
 /// The CPU of the initiators.
 pub const INITIATOR_CPU: usize = 0;

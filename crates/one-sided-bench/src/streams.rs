@@ -2,13 +2,12 @@
 //! own (rowan fig. 2), one log that all append to (fig. 8), and logs shared by a server's workers.
 
 use anyhow::Result;
-use cyclone_pmem::media::{LocalWriters, MediaParameters, RemoteLog, StreamOutcome, Streams};
-use serde_json::Value;
-
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
+use cyclone_pmem::media::{LocalWriters, MediaParameters, RemoteLog, StreamOutcome, Streams};
+use serde_json::Value;
 
 /// Workers of a server in rowan §6, which share a log under `share`.
 const WORKERS: u32 = 24;

@@ -13,18 +13,18 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use cyclone_replication::{BackupId, Protocol};
-
-use crate::child::senders;
-use crate::load::{self, Load};
-use crate::provider::Provider;
-use crate::stage::{INITIATOR_CPU, Stage, backup_cpu};
 use cyclone_bench::children::{Initiator, Launcher};
 use cyclone_bench::measure::{Percentiles, Spread, interleaved, tries, undisturbed};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Bars};
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
+use cyclone_replication::{BackupId, Protocol};
+
+use crate::child::senders;
+use crate::load::{self, Load};
+use crate::provider::Provider;
+use crate::stage::{INITIATOR_CPU, Stage, backup_cpu};
 
 /// Records that may be under way at once.
 const WINDOW: usize = 256;

@@ -1,26 +1,12 @@
-//! What the `cyclone` program is made of; a library so that tests can start real clusters.
+//! What the `cyclone` program offers, as a library for tests and for `cyclone-bench`: the program
+//! of a node (`cyclone_node`), and that of a server of the log-structured store
+//! (`cyclone_pmkv_node`).
 #![forbid(unsafe_code)]
 
-pub mod access;
-pub mod backup;
-pub mod change;
-pub mod clock;
-pub mod cluster;
-pub mod config;
 pub mod control;
-pub mod ctl;
-pub mod demo;
-pub mod durable;
-pub mod logtool;
-pub mod members;
-pub mod metrics;
-pub mod pmkv;
-pub mod program;
-pub mod recover;
-pub mod reload;
-pub mod repair;
-pub mod resp;
-pub mod serve;
-pub mod signals;
-pub mod told;
-mod trim;
+
+pub use cyclone_node::{
+    access, backup, change, clock, cluster, config, ctl, demo, durable, logtool, members, metrics,
+    program, recover, reload, repair, resp, serve, signals, told,
+};
+pub use cyclone_pmkv_node as pmkv;

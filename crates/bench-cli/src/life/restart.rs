@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::resp;
 use cyclone_bench::output::Report;
 use cyclone_bench::table::Table;
 use cyclone_bench::verdict::Verdict;
@@ -15,8 +17,6 @@ use serde_json::json;
 
 use super::Restart;
 use crate::node_options;
-use cyclone::cluster::{LocalCluster, Options};
-use cyclone::resp;
 
 /// What is wanted.
 const WITHIN_MS: f64 = 5000.0;

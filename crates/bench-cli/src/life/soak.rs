@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::resp;
 use cyclone_bench::output::Report;
 use cyclone_bench::table::Table;
 use cyclone_bench::verdict::Verdict;
@@ -13,8 +15,6 @@ use serde_json::json;
 
 use super::Soak;
 use crate::{Load, flashlog, native, node_options};
-use cyclone::cluster::{LocalCluster, Options};
-use cyclone::resp;
 
 const NVM_BYTES: u64 = 64 << 20;
 const FLASH_BYTES: u64 = 256 << 20;

@@ -28,6 +28,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
+use cyclone::config::{self, hex};
 use cyclone_bench::cpu::{Meter, Process, Usage};
 use cyclone_bench::noise::{Noise, STOLEN};
 use cyclone_bench::output::{Common, Report};
@@ -37,7 +38,6 @@ use serde::{Deserialize, Serialize};
 
 use self::child::{Loaded, Reach, Role};
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, Programs, RunAs};
-use cyclone::config::{self, hex};
 
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;

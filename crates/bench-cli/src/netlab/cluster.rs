@@ -5,14 +5,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-
-use super::{Lab, PACKET_PORT, REDIS_PORT};
-use crate::net::Place;
-use crate::net::child::Role;
 use cyclone::cluster::random_key;
 use cyclone::config::{
     Cluster, File, Limits, Log, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
 };
+
+use super::{Lab, PACKET_PORT, REDIS_PORT};
+use crate::net::Place;
+use crate::net::child::Role;
 
 /// How the nodes of a lab's cluster run.
 #[derive(Clone, Debug)]

@@ -22,6 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::config::Timing;
 use cyclone_bench::cpu::{Meter, Process};
 use cyclone_bench::noise::Noise;
 use cyclone_bench::output::Report;
@@ -32,8 +34,6 @@ use hdrhistogram::Histogram;
 
 pub use self::arguments::Arguments;
 use crate::{Sequence, node_options};
-use cyclone::cluster::{LocalCluster, Options};
-use cyclone::config::Timing;
 
 /// For an answer behind a queue of commands.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use cyclone::cluster::LocalCluster;
 use cyclone_client::{Client, ClientConfig, ClientError, NotDone, Polling};
 use cyclone_wire::command::{Condition, Operation};
 
 use super::{Arrivals, Seen, Source, value};
 use crate::Sequence;
-use cyclone::cluster::LocalCluster;
 
 /// More windows together than the leader lets wait.
 const CLIENTS: usize = 12;

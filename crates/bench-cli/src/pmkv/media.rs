@@ -19,10 +19,10 @@
 //! the paper's figure.
 
 use anyhow::Result;
-use cyclone_one_sided_bench::arrivals::Network;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::Table;
 use cyclone_bench::verdict::Verdict;
+use cyclone_one_sided_bench::arrivals::Network;
 use cyclone_one_sided_bench::metered::{Devices, LocalStores};
 use cyclone_pmem::media::{MediaParameters, MediaStats};
 use cyclone_replication::Protocol;

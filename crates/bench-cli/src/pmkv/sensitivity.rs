@@ -17,11 +17,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use cyclone_one_sided_bench::arrivals::Network;
 use cyclone_bench::measure::Spread;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};
 use cyclone_bench::table::Table;
+use cyclone_one_sided_bench::arrivals::Network;
 use cyclone_pmem::media::MediaParameters;
 use cyclone_replication::Protocol;
 use serde_json::json;

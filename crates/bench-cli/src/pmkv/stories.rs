@@ -12,6 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use cyclone::pmkv::local::{Servers, Shape};
+use cyclone::pmkv::operator::Cluster;
+use cyclone::program;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};
 use cyclone_bench::table::Table;
@@ -19,9 +22,6 @@ use cyclone_bench::verdict::Verdict;
 use serde_json::json;
 
 use super::traffic::{Hot, Traffic, timeline};
-use cyclone::pmkv::local::{Servers, Shape};
-use cyclone::pmkv::operator::Cluster;
-use cyclone::program;
 
 /// How long the load lasts before something happens.
 const BEFORE: Duration = Duration::from_millis(1500);

@@ -5,6 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone::cluster::{LocalCluster, Options, any_first_port, check};
+use cyclone::config::{File, Reads, parse_security};
+use cyclone::program;
 use cyclone_bench::children::{pin, unpin};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
@@ -16,9 +19,6 @@ use cyclone_wire::client::ReadMode;
 use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
 use crate::wires::{Waits, WireLane, Wires};
-use cyclone::cluster::{LocalCluster, Options, any_first_port, check};
-use cyclone::config::{File, Reads, parse_security};
-use cyclone::program;
 
 /// A variant of it.
 pub struct Cyclone {

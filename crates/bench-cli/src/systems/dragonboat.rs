@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use anyhow::Result;
+use cyclone::cluster::{any_first_port, free_ports};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
 use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
@@ -11,7 +12,6 @@ use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
 use super::{Owned, not_installed, program};
-use cyclone::cluster::{any_first_port, free_ports};
 
 /// dragonboat with its defaults.
 pub struct Dragonboat;

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone::cluster::LocalCluster;
+use cyclone::config::File;
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Done, Job, Lane, Lanes, Outcome, Request, lanes};
 use cyclone_bench::system::{Filling, Measured, Running};
@@ -18,8 +20,6 @@ use cyclone_wire::slot::slot;
 
 use super::cyclone::{config_of, others_wait_longer};
 use super::native::operation;
-use cyclone::cluster::LocalCluster;
-use cyclone::config::File;
 
 /// A cluster whose leader is in this process.
 pub struct Inside {

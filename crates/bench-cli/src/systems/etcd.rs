@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone::cluster::{any_first_port, free_ports};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
 use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
@@ -12,7 +13,6 @@ use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
 use super::{Owned, not_installed, program, version_of};
-use cyclone::cluster::{any_first_port, free_ports};
 
 /// etcd with its defaults.
 pub struct Etcd;

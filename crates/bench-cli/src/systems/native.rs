@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use cyclone::cluster::LocalCluster;
 use cyclone_bench::drive::{Done, Lane, Outcome, Request};
 use cyclone_client::{Client, ClientConfig, ClientError, NotDone};
 use cyclone_packet::Security;
@@ -12,7 +13,6 @@ use cyclone_wire::reply::Reply;
 use rustc_hash::FxHashMap;
 
 use crate::wires::worse;
-use cyclone::cluster::LocalCluster;
 
 /// A client of a cluster on this machine.
 pub fn connect(

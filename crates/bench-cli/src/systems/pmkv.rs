@@ -1,6 +1,8 @@
 //! Servers of the log-structured store, reached over the Redis protocol as cluster clients do it.
 
 use anyhow::Result;
+use cyclone::pmkv::local::{Servers, Shape};
+use cyclone::program;
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::Variant;
@@ -8,8 +10,6 @@ use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use crate::wires::ShardLane;
-use cyclone::pmkv::local::{Servers, Shape};
-use cyclone::program;
 
 /// A variant of it.
 pub struct Pmkv {

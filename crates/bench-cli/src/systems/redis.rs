@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone::cluster::{any_first_port, free_ports};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::{RedisMode, Variant};
@@ -13,7 +14,6 @@ use cyclone_bench::workload::Workload;
 
 use super::{Owned, not_installed, program, version_of};
 use crate::wires::{Waits, WireLane, Wires};
-use cyclone::cluster::{any_first_port, free_ports};
 
 /// A variant of it.
 pub struct Redis {

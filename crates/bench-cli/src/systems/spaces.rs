@@ -8,6 +8,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use cyclone::config::hex;
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
 use cyclone_bench::plan::Variant;
@@ -18,7 +19,6 @@ use super::lines_of;
 use crate::net::child::{Reach, Role};
 use crate::net::drive::{Drive, Said};
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, Programs, RunAs};
-use cyclone::config::hex;
 
 /// A variant of it.
 pub struct Spaces {

@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone::resp;
 use cyclone_bench::drive::{Done, Lane, Outcome, Request};
 use cyclone_wire::slot::{self, SLOTS};
 
 use super::{Batch, Command, Commands, Readiness, Waits, Wire};
-use cyclone::resp;
 
 /// Between two attempts to reach a server, or to hear where slots are.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::plot::{self, Bars};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 use cyclone_replication::Protocol;
 
 use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, Times};
 use crate::provider::Provider;
-use cyclone_bench::measure::{Spread, interleaved};
-use cyclone_bench::plot::{self, Bars};
-use cyclone_bench::table::{Table, rounded};
-use cyclone_bench::verdict::Verdict;
 
 const BYTES: [usize; 4] = [64, 128, 256, 1024];
 const WORKERS: [u32; 4] = [1, 2, 4, 8];

@@ -22,13 +22,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use cyclone_bench::children::Launcher;
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::verdict::Verdict;
 use cyclone_replication::Protocol;
 
 use crate::provider::Provider;
 use crate::stage::Stage;
-use cyclone_bench::children::Launcher;
-use cyclone_bench::output::{Common, Report};
-use cyclone_bench::verdict::Verdict;
 
 /// Options of `replication`.
 #[derive(Args, Clone, Debug)]

@@ -2,14 +2,14 @@
 //! from its own workers (rowan §6.3).
 
 use anyhow::{Context, Result};
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::table::{Table, rounded};
 use cyclone_replication::Protocol;
 
 use super::Experiment;
 use crate::child::{BackupRole, NodeResult, NodeRole, Peer, Role};
 use crate::provider::Provider;
 use crate::stage::{START, backup_cpu, memory_bytes, segment_bytes};
-use cyclone_bench::measure::{Spread, interleaved};
-use cyclone_bench::table::{Table, rounded};
 
 /// Workers of each server.
 const WORKERS: u32 = 8;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
+use cyclone_bench::children::Initiator;
+use cyclone_bench::measure::Percentiles;
 use cyclone_pmem::media::{MediaParameters, MediaStats};
 use cyclone_replication::{BackupId, Protocol};
 
@@ -12,8 +14,6 @@ use crate::child::senders;
 use crate::load::{self, Load, Measured, Moment};
 use crate::metered::{Devices, LocalStores, Metered};
 use crate::stage::INITIATOR_CPU;
-use cyclone_bench::children::Initiator;
-use cyclone_bench::measure::Percentiles;
 
 /// What one run of a case gave.
 pub(super) struct Outcome {

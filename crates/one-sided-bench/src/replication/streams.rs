@@ -2,6 +2,10 @@
 //! of speed when completions wait for it.
 
 use anyhow::Result;
+use cyclone_bench::measure::{Spread, interleaved};
+use cyclone_bench::plot::{self, Bars};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
 use cyclone_pmem::media::{MediaParameters, MediaStats};
 use cyclone_replication::Protocol;
 use serde_json::Value;
@@ -10,10 +14,6 @@ use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, quotient};
 use crate::metered::LocalStores;
 use crate::provider::Provider;
-use cyclone_bench::measure::{Spread, interleaved};
-use cyclone_bench::plot::{self, Bars};
-use cyclone_bench::table::{Table, rounded};
-use cyclone_bench::verdict::Verdict;
 
 //= rowan §6.1
 /// Servers that replicate to the backup.

@@ -21,15 +21,15 @@ use hdrhistogram::Histogram;
 
 use crate::cluster::{LocalCluster, Options};
 use crate::resp;
-pub(crate) use place::Place;
+pub use place::Place;
 use place::check_options;
 
 /// Writers at once.
-pub(crate) const WRITERS: usize = 16;
+pub const WRITERS: usize = 16;
 /// Keys each writer goes through.
-pub(crate) const KEYS: u64 = 2000;
+pub const KEYS: u64 = 2000;
 /// Bytes of each value: its number, padded.
-pub(crate) const VALUE_BYTES: usize = 100;
+pub const VALUE_BYTES: usize = 100;
 
 /// What the command line says.
 pub struct Arguments {
@@ -47,7 +47,7 @@ pub struct Arguments {
 
 /// What a writer knows about one key.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Known {
+pub struct Known {
     /// Last number that was acknowledged.
     pub acked: u64,
     /// Last number that was sent.
@@ -75,11 +75,13 @@ impl Shared {
     }
 }
 
-pub(crate) fn value_of(number: u64) -> String {
+/// The value that a number is written as.
+pub fn value_of(number: u64) -> String {
     format!("{number:0>VALUE_BYTES$}")
 }
 
-pub(crate) fn key_of(writer: usize, key: u64) -> String {
+/// The name of a writer's key.
+pub fn key_of(writer: usize, key: u64) -> String {
     format!("demo:{writer}:{key}")
 }
 
@@ -173,12 +175,15 @@ fn note_failover(shared: &Shared, address: SocketAddr, now_us: u64) {
 }
 
 /// Progress for people: one line that is rewritten on a terminal, a line per step elsewhere.
-pub(crate) struct Progress {
+pub struct Progress {
+    /// When the demo began.
     pub begun: Instant,
+    /// Whether a person reads it on a terminal.
     pub terminal: bool,
 }
 
 impl Progress {
+    /// Prints what has happened.
     pub fn say(&self, text: &str) {
         let seconds = self.begun.elapsed().as_secs_f64();
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
@@ -213,7 +218,11 @@ impl Progress {
     }
 }
 
-pub(crate) fn check(interrupted: &AtomicBool) -> Result<()> {
+/// Ends the demo at a signal.
+///
+/// # Errors
+/// Once there was one.
+pub fn check(interrupted: &AtomicBool) -> Result<()> {
     if interrupted.load(Ordering::Relaxed) {
         bail!("interrupted; the cluster has been stopped");
     }
@@ -222,14 +231,22 @@ pub(crate) fn check(interrupted: &AtomicBool) -> Result<()> {
 
 /// What the demo found.
 #[derive(Default, serde::Serialize)]
-pub(crate) struct Report {
+pub struct Report {
+    /// Writes acknowledged.
     pub acked: u64,
+    /// Of those, that are gone.
     pub lost: u64,
+    /// Keys that hold what nobody wrote.
     pub wrong: u64,
+    /// From the kill to the first write acknowledged after it.
     pub failover_ms: f64,
+    /// Writes acknowledged per second before the kill.
     pub puts_per_s: u64,
+    /// Median latency of reads.
     pub get_p50_us: u64,
+    /// Median latency of writes.
     pub put_p50_us: u64,
+    /// 99th percentile of the latency of writes.
     pub put_p99_us: u64,
 }
 
@@ -427,7 +444,7 @@ fn story(
 }
 
 /// What became of a key.
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// It is what it may be.
     Right,
     /// An acknowledged write is gone.
@@ -437,7 +454,7 @@ pub(crate) enum Verdict {
 }
 
 /// Judges what was read by what its writer knows.
-pub(crate) fn judge(value: Option<&str>, known: Known, key: u64) -> Verdict {
+pub fn judge(value: Option<&str>, known: Known, key: u64) -> Verdict {
     let Some(text) = value else {
         return match known.acked {
             0 => Verdict::Right,

@@ -11,13 +11,15 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone_node::cluster::{
+    any_first_port, free_ports, make_directory, random_key, region_directory,
+};
+use cyclone_node::config::{Log, RedisPort, hex};
+use cyclone_node::resp;
 use cyclone_pmkv::ServerId;
 
 use super::file::{ClusterFile, ServerEntry};
 use super::operator::{self, Cluster, OperatorRequest};
-use crate::cluster::{any_first_port, free_ports, make_directory, random_key, region_directory};
-use crate::config::{Log, RedisPort, hex};
-use crate::resp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Copies are made in the background.
@@ -109,7 +111,7 @@ impl Servers {
         make_directory(directory)?;
         make_directory(&file.directory)?;
         let path = file.directory.join("cluster.toml");
-        crate::durable::write_private(&path, &toml::to_string(&file)?)
+        cyclone_node::durable::write_private(&path, &toml::to_string(&file)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Servers {
             file,

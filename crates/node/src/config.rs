@@ -16,9 +16,9 @@ mod checks;
 mod digits;
 pub mod syntax;
 mod words;
-pub(crate) use checks::is_reachable;
-pub use digits::{hex, parse_key};
-pub(crate) use digits::{is_hex, parse_number};
+pub use checks::is_reachable;
+pub(crate) use digits::parse_number;
+pub use digits::{hex, is_hex, parse_key};
 pub use words::{engine_name, parse_engine, parse_polling, parse_security, parse_transport};
 
 /// Default of [`Node::archive_seal_ms`].
@@ -106,7 +106,7 @@ impl RedisPort {
     }
 
     /// The files that hold secrets, by field.
-    pub(crate) fn secret_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+    pub fn secret_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         [
             ("redis.tls_key", &self.tls_key),
             ("redis.users", &self.users),
@@ -144,7 +144,8 @@ pub struct Log {
 }
 
 impl Log {
-    pub(crate) fn is_default(&self) -> bool {
+    /// Whether nothing is set, so that a file need not have the section.
+    pub fn is_default(&self) -> bool {
         *self == Log::default()
     }
 }
@@ -436,13 +437,20 @@ fn default_nvm_bytes() -> u64 {
     Config::DEFAULT_NVM_BYTES
 }
 
+/// Whether a text is a cluster's file of the engine pmkv: it has the fields without a default.
+fn is_cluster_of_pmkv(text: &str) -> bool {
+    let required = ["directory", "token", "servers"];
+    let table = text.parse::<toml::Table>();
+    table.is_ok_and(|table| required.iter().all(|name| table.contains_key(*name)))
+}
+
 impl File {
     /// Reads and checks a file's syntax. Errors never show the text: it holds keys.
     pub fn read(path: &Path) -> Result<File> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         let parsed = syntax::parse(&text);
-        if parsed.is_err() && syntax::parse::<crate::pmkv::file::ClusterFile>(&text).is_ok() {
+        if parsed.is_err() && is_cluster_of_pmkv(&text) {
             bail!(
                 "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start with --engine pmkv --id N, and \
                  `ctl members` and its siblings look at them; this is for the other engines",

@@ -72,7 +72,7 @@ const OF_PMKV: &str = "pmkv_server";
 ///
 /// # Errors
 /// The cluster is one of engine pmkv.
-pub(crate) fn refuse_pmkv(connect: SocketAddr, access: &Access, what: &str) -> Result<()> {
+pub fn refuse_pmkv(connect: SocketAddr, access: &Access, what: &str) -> Result<()> {
     let info = resp::connect_with(connect, access, Duration::from_secs(2))
         .and_then(|mut open| resp::info_of(&mut open));
     if info.is_ok_and(|info| info.contains_key(OF_PMKV)) {
@@ -280,7 +280,7 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
 }
 
 /// The Redis ports of all nodes, as one of them knows them.
-pub(crate) fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<SocketAddr>> {
+pub fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<SocketAddr>> {
     let mut connection = resp::connect_with(connect, access, Duration::from_secs(2))?;
     let mut asking = redis::cmd("CLUSTER");
     asking.arg("NODES");

@@ -19,7 +19,7 @@ pub fn warn_if_open_to_others(what: &str, path: &Path) {
 
 /// Warns of a Redis port without authentication, and of passwords that cross the network in the
 /// clear.
-pub(crate) fn warn_of_redis_port(settings: &GatewayConfig) {
+pub fn warn_of_redis_port(settings: &GatewayConfig) {
     if let Some(text) = redis_port_warning(settings) {
         tracing::warn!(listen = %settings.listen, "{text}");
     }

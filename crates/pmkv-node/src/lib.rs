@@ -40,12 +40,12 @@ use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId};
 use cyclone_pmkv_cm as cm;
 use cyclone_pmkv_cm::holder::Event;
 
-use crate::access;
-use crate::metrics::{MetricsExchange, MetricsSnapshot};
-use crate::reload::Renewals;
-use crate::trim::Trimmer;
 use agent::{Order, Shared};
 use backend::{Listening, NodeBackend};
+use cyclone_node::access;
+use cyclone_node::metrics::{MetricsExchange, MetricsSnapshot};
+use cyclone_node::reload::Renewals;
+use cyclone_node::trim::Trimmer;
 use file::ClusterFile;
 use files::Files;
 use memory::OwnMemory;
@@ -292,7 +292,7 @@ impl Serving {
         };
         self.renewals.apply(&mut self.gateway);
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
-        crate::serve::tell_of_evictions(&mut self.gateway);
+        cyclone_node::serve::tell_of_evictions(&mut self.gateway);
         let held = self.gateway.held();
         self.trimmer.note(held.input_bytes + held.output_bytes);
         // Twice: what is sent by the first is often done by the second.
@@ -323,7 +323,7 @@ impl Serving {
             let mut sheet = MetricsSnapshot::default();
             let holds_lease = self.shared.holds_lease();
             figures::of_node(&mut sheet, &mut self.node, &self.listening, holds_lease);
-            crate::metrics::figures::of_gateway(&mut sheet, &self.gateway);
+            cyclone_node::metrics::figures::of_gateway(&mut sheet, &self.gateway);
             desk.answer(sheet);
         }
         Ok(busy)
@@ -509,7 +509,7 @@ fn gateway(
     registry: &mio::Registry,
 ) -> Result<Gateway> {
     let mut settings = gateway_settings(file, entry)?;
-    crate::serve::warn_of_few_files(&settings, "max_clients");
+    cyclone_node::serve::warn_of_few_files(&settings, "max_clients");
     settings.max_key_bytes = config.worker.max_key_bytes;
     settings.max_value_bytes = config.worker.max_value_bytes;
     settings.node_id = format!("{:040x}", u64::from(entry.id) + 1);
@@ -528,7 +528,7 @@ fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<MetricsExchange>>> {
     };
     // The loop looks every millisecond by itself.
     let desk = Arc::new(MetricsExchange::waking(|| {}));
-    let address = crate::metrics::serve(listen, Arc::clone(&desk))
+    let address = cyclone_node::metrics::serve(listen, Arc::clone(&desk))
         .with_context(|| format!("cannot serve metrics at {listen}"))?;
     tracing::info!(%address, "metrics");
     Ok(Some(desk))
@@ -536,7 +536,7 @@ fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<MetricsExchange>>> {
 
 /// A random number from the kernel.
 fn secret() -> Result<u64> {
-    let key = crate::cluster::random_key()?;
+    let key = cyclone_node::cluster::random_key()?;
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&key[..8]);
     Ok(u64::from_le_bytes(bytes))

@@ -29,7 +29,7 @@ use crate::config::File;
 use crate::metrics::{self, MetricsExchange, MetricsSnapshot, figures};
 use crate::reload::Renewals;
 use crate::trim::Trimmer;
-pub(crate) use checks::warn_of_few_files;
+pub use checks::warn_of_few_files;
 pub use checks::{Checked, check};
 use cpus::{allowed_cpus, cpus_behind, pin};
 
@@ -40,7 +40,7 @@ struct Redis {
 }
 
 /// Says which clients were closed because all together held too much memory.
-pub(crate) fn tell_of_evictions(gateway: &mut Gateway) {
+pub fn tell_of_evictions(gateway: &mut Gateway) {
     while let Some(eviction) = gateway.next_eviction() {
         tracing::warn!("{eviction}");
     }

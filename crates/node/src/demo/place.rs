@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::cluster::{self, Options};
 
 /// Where the demo's data goes.
-pub(crate) struct Place {
+pub struct Place {
     /// The directory.
     pub directory: PathBuf,
     /// Whether the demo has chosen it, and may remove it.

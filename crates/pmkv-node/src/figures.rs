@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use cyclone_node::metrics::{Kind, MetricsSnapshot};
 use cyclone_pmkv::{Node, Role};
 
 use super::backend::Listening;
-use crate::metrics::{Kind, MetricsSnapshot};
 
 /// All of them.
 pub(super) fn of_node(

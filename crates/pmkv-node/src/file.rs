@@ -14,6 +14,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use cyclone_node::config::{Log, RedisPort, is_hex, is_reachable, syntax};
+use cyclone_node::durable;
 use cyclone_pmkv::ServerId;
 use cyclone_pmkv_cm::Timing;
 use cyclone_pmkv_cm::codec::most_record_bytes;
@@ -24,8 +26,6 @@ use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::founded::Founded;
-use crate::config::{Log, RedisPort, is_hex, is_reachable, syntax};
-use crate::durable;
 
 /// Memories and segments are made of pages of so many bytes.
 const PAGE: u64 = 4096;
@@ -150,11 +150,11 @@ impl ClusterFile {
     }
 
     /// Reads the file, of which something may still be replaced before it is checked.
-    pub(crate) fn parse(path: &Path) -> Result<ClusterFile> {
+    pub fn parse(path: &Path) -> Result<ClusterFile> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let parsed = syntax::parse::<ClusterFile>(&text);
-        if let (Err(_), Ok(node)) = (&parsed, syntax::parse::<crate::config::File>(&text)) {
+        if let (Err(_), Ok(node)) = (&parsed, syntax::parse::<cyclone_node::config::File>(&text)) {
             bail!(
                 "{} configures a node of engine {}. This is for the engine pmkv, and takes its cluster's file (docs/pmkv.md); \
                  for the other engines there are `ctl status`, `ctl member` and `ctl snapshot`",
@@ -448,6 +448,55 @@ pub fn get<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn token_is_not_told() {
+        for token in [
+            "1234567890123456",
+            "\"1234567890123456",
+            "1234567890123456.5",
+        ] {
+            let text = format!("directory = \"/x\"\ntoken = {token}\nservers = []\n");
+            let said = match syntax::parse::<ClusterFile>(&text) {
+                Ok(_) => panic!("it should have been refused: {text}"),
+                Err(error) => format!("{error:#} {error:?}"),
+            };
+            assert!(!said.contains("123456789"), "{said}");
+            assert!(said.contains("line 2") && said.contains("token"), "{said}");
+        }
+    }
+
+    /// What is not in the list of `syntax` is not told by its name.
+    #[test]
+    fn all_fields_are_known() {
+        fn walk(table: &toml::Table) {
+            for (name, value) in table {
+                assert!(syntax::is_known(name), "{name} is missing in FIELDS");
+                match value {
+                    toml::Value::Table(inner) => walk(inner),
+                    toml::Value::Array(list) => {
+                        list.iter().filter_map(toml::Value::as_table).for_each(walk);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let cluster = "directory = \"/x\"\ntoken = \"\"\nlease_ms = 1\ncheckpoint_s = 1\n[[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n";
+        let cluster: ClusterFile = syntax::parse(cluster).expect("a cluster");
+        walk(&toml::Table::try_from(&cluster).expect("a table"));
+    }
+
+    /// A node that is given this file says what it is.
+    #[test]
+    fn node_recognises_the_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("cluster.toml");
+        let text =
+            "directory = \"/x\"\ntoken = \"\"\n[[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n";
+        fs::write(&path, text).expect("written");
+        let error = cyclone_node::config::File::read(&path).expect_err("another file");
+        assert!(format!("{error:#}").contains("--engine pmkv"), "{error:#}");
+    }
 
     #[test]
     fn a_store_has_the_replications_that_it_is_said_to_have() {

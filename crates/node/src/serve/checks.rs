@@ -155,7 +155,7 @@ fn settings(file: &File, config: &Config, listen: SocketAddr) -> Result<GatewayC
 }
 
 /// Says so where the system allows fewer open files than the clients need.
-pub(crate) fn warn_of_few_files(settings: &GatewayConfig, field: &str) {
+pub fn warn_of_few_files(settings: &GatewayConfig, field: &str) {
     let allowed = settings.clients_allowed();
     if let Some(told) = few_files(settings, field, allowed) {
         tracing::warn!(max_clients = settings.max_clients, allowed, "{told}");

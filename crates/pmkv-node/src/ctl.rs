@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
+use cyclone_node::login::Login;
+use cyclone_node::resp;
+use cyclone_node::told::told;
 use serde::Serialize;
 
 use super::file::ClusterFile;
 use super::operator::{self, Cluster, OperatorRequest};
-use crate::control::Login;
-use crate::resp;
-use crate::told::told;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 

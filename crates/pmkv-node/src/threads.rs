@@ -7,11 +7,11 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use cyclone_node::reload::Renewals;
 use cyclone_pmkv::SharedControl;
 
 use super::agent::Shared;
 use super::{Arguments, Serving, agent, check, checkpoint, manager};
-use crate::reload::Renewals;
 
 /// How long the control thread sleeps at most while it has nothing to do.
 const CONTROL_WAIT: Duration = Duration::from_micros(500);

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 /// Whether these are hexadecimal digits and nothing else: the parsers of numbers take a sign as
 /// well.
-pub(crate) fn is_hex(text: &str) -> bool {
+pub fn is_hex(text: &str) -> bool {
     text.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 

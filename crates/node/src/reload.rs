@@ -1,7 +1,6 @@
 //! What a running node reads again at SIGHUP: its certificates, its users, and the filter of its
 //! log. Connections stay. What cannot be read leaves everything as it is, and is logged.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,21 +8,13 @@ use anyhow::{Context, Result, bail};
 use cyclone_gateway::{Gateway, Renewal};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{File, RedisPort};
-use crate::pmkv::file::ClusterFile;
+use crate::config::RedisPort;
 
 /// Sets the filter of the process' log.
 pub type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
 
-/// The file that a node's settings come from.
-pub enum Source {
-    /// Flags alone.
-    Flags,
-    /// A node's file.
-    Node(PathBuf),
-    /// A cluster's file of the engine pmkv.
-    Cluster(PathBuf),
-}
+/// Reads the filter that the file of a node's settings asks for; `None` without a file or a filter.
+pub type ReadFilter = Box<dyn Fn() -> Result<Option<String>> + Send + Sync>;
 
 /// What was read again and waits for the loop that serves the Redis port.
 #[derive(Default)]
@@ -56,7 +47,7 @@ impl Renewals {
 
 /// Reads again what may change while a node runs.
 pub struct Reloader {
-    source: Source,
+    read_filter: ReadFilter,
     redis: RedisPort,
     set_filter: Option<SetFilter>,
     renewals: Arc<Renewals>,
@@ -84,13 +75,13 @@ pub fn filter_of(file: Option<&str>) -> Result<Option<EnvFilter>> {
 impl Reloader {
     /// `redis`: the Redis port's files as they were named at the start.
     pub fn new(
-        source: Source,
+        read_filter: ReadFilter,
         redis: RedisPort,
         set_filter: Option<SetFilter>,
         renewals: Arc<Renewals>,
     ) -> Reloader {
         Reloader {
-            source,
+            read_filter,
             redis,
             set_filter,
             renewals,
@@ -118,11 +109,7 @@ impl Reloader {
     }
 
     fn reload_filter(&self) -> Result<()> {
-        let wanted = match &self.source {
-            Source::Flags => None,
-            Source::Node(path) => File::read(path)?.log.filter,
-            Source::Cluster(path) => ClusterFile::parse(path)?.log.filter,
-        };
+        let wanted = (self.read_filter)()?;
         let filter = filter_of(wanted.as_deref())?.unwrap_or_else(|| EnvFilter::new("info"));
         match &self.set_filter {
             Some(set) => set(filter),

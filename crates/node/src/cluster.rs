@@ -169,7 +169,7 @@ fn free_run(mut first: u16, count: usize) -> Result<Vec<u16>> {
 }
 
 /// Where the regions of a new cluster go: in memory where the machine has it. Nothing is made yet.
-pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
+pub fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
     Ok(match shm.is_dir() {
         true => shm.join(format!(
@@ -182,7 +182,7 @@ pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
 }
 
 /// Makes a directory of that name.
-pub(crate) fn make_directory(path: &Path) -> Result<()> {
+pub fn make_directory(path: &Path) -> Result<()> {
     create_private_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 

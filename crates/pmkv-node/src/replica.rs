@@ -13,12 +13,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use cyclone_node::durable;
 use cyclone_pmem::{FlushPolicy, Kind, Region, RegionOptions, Survives};
 use cyclone_pmkv_cm::store::raft::{MIN_AREA_BYTES, RaftOptions, RaftStore, RaftStoreError};
 use serde::{Deserialize, Serialize};
 
 use super::file;
-use crate::durable;
 
 /// Of [`Note`].
 const VERSION: u32 = 1;

@@ -15,15 +15,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone_node::demo::{
+    KEYS, Known, Place, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of,
+    value_of,
+};
+use cyclone_node::resp;
 use cyclone_wire::slot;
 use hdrhistogram::Histogram;
 
 use super::local::{Servers, Shape};
-use crate::demo::{
-    KEYS, Known, Place, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of,
-    value_of,
-};
-use crate::resp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

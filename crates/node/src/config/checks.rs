@@ -12,7 +12,7 @@ const HOUR_MS: u64 = 3_600_000;
 const YEAR_MS: u64 = 365 * 24 * HOUR_MS;
 
 /// An address at which somebody else can reach a member.
-pub(crate) fn is_reachable(address: SocketAddr) -> bool {
+pub fn is_reachable(address: SocketAddr) -> bool {
     let ip = address.ip();
     address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
 }

@@ -17,7 +17,7 @@ const PAUSES: [Duration; 3] = [
 ];
 
 /// Watches how much memory clients hold. Its thread sleeps until much of it was freed.
-pub(crate) struct Trimmer {
+pub struct Trimmer {
     most_bytes: usize,
     wake: SyncSender<()>,
 }
@@ -27,7 +27,7 @@ impl Trimmer {
     ///
     /// # Errors
     /// When the system starts no thread.
-    pub(crate) fn start() -> io::Result<Trimmer> {
+    pub fn start() -> io::Result<Trimmer> {
         let (wake, woken) = sync_channel(1);
         std::thread::Builder::new()
             .name("cyclone-trim".to_owned())
@@ -39,7 +39,7 @@ impl Trimmer {
     }
 
     /// Notes how much clients hold now.
-    pub(crate) fn note(&mut self, held_bytes: usize) {
+    pub fn note(&mut self, held_bytes: usize) {
         if self.has_fallen(held_bytes) {
             // One that is awake already will look again.
             let _ = self.wake.try_send(());
