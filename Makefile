@@ -61,6 +61,7 @@ layout:
 	@scripts/layout.sh
 	@scripts/examples.sh
 	@python3 scripts/columns.py
+	@python3 scripts/words.py
 	@python3 scripts/cycles.py
 
 # Unit, integration and documentation tests; the crash and fault tests print their seeds.

@@ -1,5 +1,5 @@
 //! With the feature `libfabric`: bindings of libfabric's headers, whose calls are mostly `static
-//! inline` and are therefore wrapped in C functions of their own. Without it: nothing.
+//! inline` and are therefore wrapped in separate C functions. Without it: nothing.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

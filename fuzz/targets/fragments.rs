@@ -1,4 +1,4 @@
-//! Fragments as whoever holds the keys could make them: cut short, overlapping, in circles, of
+//! Fragments as any holder of the keys could make them: cut short, overlapping, in circles, of
 //! messages that contradict each other.
 #![no_main]
 

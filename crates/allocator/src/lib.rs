@@ -1,8 +1,8 @@
 //! The programs' allocator: mimalloc, called the way it is fast.
 //!
 //! Its functions for aligned memory find a block at once only where one of just this size is free
-//! already, and otherwise take a larger one, aligned by hand; so most sizes never get blocks of
-//! their own. What needs no more than everything has asks for memory without saying so
+//! already, and otherwise take a larger one, aligned by hand; so most sizes never get separate
+//! blocks. What needs no more than everything has asks for memory without saying so
 //! (docs/adr/0059).
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -20,7 +20,7 @@ unsafe extern "C" {
     safe fn mi_collect(force: bool);
 }
 
-/// Gives the memory that the process has freed back to the system. Mimalloc does so by itself a
+/// Gives the memory that the process has freed back to the system. Mimalloc does so automatically a
 /// second after memory was freed, but only as the process goes on allocating. It takes some
 /// milliseconds for every 100 MiB, so it is nothing for a thread that others wait for. A process
 /// with another allocator has nothing to give.
@@ -31,15 +31,15 @@ pub fn release_free_memory() {
 /// For `#[global_allocator]`.
 pub struct Allocator;
 
-/// Whether a block of this size is aligned enough by itself: blocks shorter than [`NATURAL`] are
-/// aligned to their size.
+/// Whether a block of this size is aligned enough without a request: blocks shorter than
+/// [`NATURAL`] are aligned to their size.
 fn is_natural(size: usize, align: usize) -> bool {
     align <= NATURAL && align <= size
 }
 
-// SAFETY: mimalloc's functions are an allocator's: what they give is large enough, nobody else's,
-// and aligned as asked for, or as every block is, which `is_natural` compares with what is asked
-// for.
+// SAFETY: mimalloc's functions are an allocator's: the blocks they return are large enough, not in
+// use elsewhere, and aligned as asked for, or as every block is, which `is_natural` compares with
+// what is asked for.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -96,7 +96,7 @@ mod tests {
             for size in (1..200).chain([1000, 1024, 1025, 4096, 70_000, 1 << 20]) {
                 let layout = Layout::from_size_align(size, align).expect("a layout");
                 let mut blocks = Vec::new();
-                // Several of each, so that not only a page's first block is looked at.
+                // Several of each, so that not only a page's first block is checked.
                 for round in 0..4 {
                     // SAFETY: sizes are not 0; each block is written within its size, and given
                     // back once with its own layout.

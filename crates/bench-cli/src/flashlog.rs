@@ -50,10 +50,10 @@ const ENTRY_BYTES: usize = 64 << 10;
 /// Bytes of each frame that such a value arrives in, and what of it a frame holds.
 const FRAME_BYTES: u32 = 9216;
 const PART_BYTES: usize = 8192;
-/// Values that arrive before the second level looks at them, as between two turns of a replica's
+/// Values that arrive before the second level processes them, as between two turns of a replica's
 /// loop.
 const BURST: u64 = 8;
-/// Writes under way at once, as in the paper.
+/// Writes in flight at once, as in the paper.
 const OUTSTANDING: usize = 32;
 
 /// Runs it.
@@ -100,7 +100,8 @@ fn drain(arguments: &Flashlog, report: &mut Report, stop: &AtomicBool) -> Result
         shares.push(two / one);
     }
     report.say(&format!(
-        "draining {} KiB entries, {OUTSTANDING} writes of 128 KiB under way, {repetitions} times {} s each in turn",
+        "draining {} KiB entries, {OUTSTANDING} writes of 128 KiB in flight, {repetitions} times \
+         {} s each in turn",
         ENTRY_BYTES >> 10,
         time.as_secs()
     ));

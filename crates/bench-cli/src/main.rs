@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use cyclone::config;
-use cyclone::program::{self, stop_flag};
+use cyclone::program;
+use cyclone::signals::stop_flag;
 use cyclone_bench::output::Common;
 use cyclone_bench_cli::{flashlog, life, net, overload, plans, pmkv, put};
 use cyclone_one_sided_bench::cli::Experiment;
@@ -42,7 +43,7 @@ enum Command {
         #[arg(long, default_value = "authenticated")]
         security: String,
     },
-    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs
+    /// Drivers compared between network namespaces that it makes (cyclone fig. 8 to 10); needs
     /// root.
     Net {
         /// Shared options.
@@ -91,10 +92,7 @@ enum Command {
     },
     /// What `net` runs on its machines.
     #[command(hide = true)]
-    NetChild {
-        /// The role, as JSON.
-        role: String,
-    },
+    NetChild,
     /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers,
     /// with CSV and pictures.
     Run(plans::Run),
@@ -125,7 +123,7 @@ enum Command {
 static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 fn main() -> ExitCode {
-    program::run(program::CYCLONE_BENCH, || run(Cli::parse()))
+    program::run(program::CYCLONE_BENCH, || run(program::parse()))
 }
 
 /// The mask of permissions stays as it is: what benchmarks write holds no keys or values of users.
@@ -140,6 +138,11 @@ fn run(cli: Cli) -> Result<()> {
             security,
         } => {
             config::parse_engine(&engine)?;
+            config::parse_polling(&polling)?;
+            config::parse_security(&security)?;
+            put::check_transport(&transport)?;
+            // Its waits check the flag.
+            stop_flag()?;
             put::run(&put::Arguments {
                 common,
                 peers,
@@ -150,7 +153,7 @@ fn run(cli: Cli) -> Result<()> {
             })
         }
         Command::Net { common, part, only } => {
-            net::run(&common, &net::Choice { part, only }, &*stop_flag()?)
+            net::run(&common, &net::Choice { part, only }, stop_flag()?)
         }
         Command::Overload {
             common,
@@ -168,18 +171,18 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 log_threads,
             };
-            overload::run(&arguments, &*stop_flag()?)
+            overload::run(&arguments, stop_flag()?)
         }
-        Command::Pmkv { common, choice } => pmkv::run(&common, &choice),
-        Command::NetChild { role } => net::child::run(&role),
-        Command::Run(arguments) => plans::run(&arguments, &*stop_flag()?),
-        Command::Gang(common) => plans::run_named("gang", "fig13", &common, &*stop_flag()?),
-        Command::Batch(common) => plans::run_named("batch", "fig17", &common, &*stop_flag()?),
-        Command::Flashlog(arguments) => flashlog::run(&arguments, &*stop_flag()?),
-        Command::Restart(arguments) => life::restart(&arguments, &*stop_flag()?),
-        Command::SoakLog(arguments) => life::soak(&arguments, &*stop_flag()?),
-        Command::Logs(common) => plans::run_named("logs", "logs", &common, &*stop_flag()?),
-        Command::Figures(arguments) => plans::figures(&arguments, &*stop_flag()?),
+        Command::Pmkv { common, choice } => pmkv::run(&common, &choice, stop_flag()?),
+        Command::NetChild => net::child::run(),
+        Command::Run(arguments) => plans::run(&arguments, stop_flag()?),
+        Command::Gang(common) => plans::run_named("gang", "fig13", &common, stop_flag()?),
+        Command::Batch(common) => plans::run_named("batch", "fig17", &common, stop_flag()?),
+        Command::Flashlog(arguments) => flashlog::run(&arguments, stop_flag()?),
+        Command::Restart(arguments) => life::restart(&arguments, stop_flag()?),
+        Command::SoakLog(arguments) => life::soak(&arguments, stop_flag()?),
+        Command::Logs(common) => plans::run_named("logs", "logs", &common, stop_flag()?),
+        Command::Figures(arguments) => plans::figures(&arguments, stop_flag()?),
         Command::Experiment(experiment) => experiment.run(),
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use cyclone::cluster::LocalCluster;
+use cyclone::signals;
 use cyclone_bench::run::DRAIN;
 use cyclone_client::{Client, ClientConfig, ClientError, Completion};
 use cyclone_wire::command::{Condition, Operation};
@@ -58,6 +59,7 @@ pub fn run(
             };
             sent.insert(client.submit(&operation), now);
         }
+        signals::check()?;
         poll(client, &mut done)?;
         let now = Instant::now();
         for (ticket, result) in done.drain(..) {

@@ -182,7 +182,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What a driver is told to reach these others by: interfaces, or for `dpdk` its ports.
+    /// How a driver is configured to reach these others: interfaces, or for `dpdk` its ports.
     pub fn ports(
         &self,
         transport: &str,
@@ -210,7 +210,7 @@ impl Lab {
         let (low, high) = (machine.min(other), machine.max(other));
         let role = if machine == low { "server" } else { "client" };
         let socket = self.socket(low, high);
-        // Several machines may share a process, where names are told apart.
+        // Several machines may share a process, where names must differ.
         let name = 100 * machine + other;
         format!(
             "net_memif{name},role={role},id=0,socket={}",
@@ -251,22 +251,17 @@ impl Lab {
         Ipv4Addr::new(10, 77, 1, machine as u8 + 1).into()
     }
 
-    /// `cyclone-bench net-child` in a role on a machine; on one CPU if told.
-    pub fn child(&self, machine: usize, cpu: Option<usize>, role: &str) -> Command {
-        self.child_under(machine, cpu, &[], role)
+    /// `cyclone-bench net-child` on a machine, restricted to one CPU if given; `net::child::start`
+    /// starts it in a role.
+    pub fn child(&self, machine: usize, cpu: Option<usize>) -> Command {
+        self.child_under(machine, cpu, &[])
     }
 
     /// The same, run by another program.
-    fn child_under(
-        &self,
-        machine: usize,
-        cpu: Option<usize>,
-        under: &[String],
-        role: &str,
-    ) -> Command {
+    fn child_under(&self, machine: usize, cpu: Option<usize>, under: &[String]) -> Command {
         let mut command = self.on(machine, cpu);
         command.args(under).arg(&self.programs.bench);
-        command.args(["net-child", role]);
+        command.arg("net-child");
         command
     }
 

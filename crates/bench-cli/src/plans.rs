@@ -1,5 +1,6 @@
 //! `cyclone bench run PLAN` and `cyclone bench figures`: plans on Cyclone and its peers.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -82,10 +83,10 @@ pub struct Figures {
 
 /// What plans have that name no seed.
 pub const SEED: u64 = 1;
-/// Where figures go by default, and short ones, which are not to replace the others.
+/// The default directory of figures, and of short ones, which are not to replace the others.
 const FIGURES: &str = "docs/figures";
 const QUICK_FIGURES: &str = "bench-results/figures";
-/// Where the results of single plans go by default, each in a directory of its own.
+/// The default directory of the results of single plans, each in its own directory.
 const RESULTS: &str = "bench-results";
 
 /// A plan and its name: a file's, or one that comes with the program.
@@ -99,16 +100,35 @@ fn find(plan: &Path) -> Result<(String, Plan)> {
             Ok((name, plan))
         }
         (false, None) => bail!(
-            "{}: no such file, and no plan of that name comes with the program (cyclone bench figures --list)",
-            plan.display()
+            "{}: no such file, and no plan of that name comes with the program: there are {}",
+            plan.display(),
+            known_plans()
         ),
         (true, _) => Ok((name, Plan::read(plan)?)),
     }
 }
 
+/// The names of the plans that come with the program.
+fn known_plans() -> String {
+    let names: Vec<&str> = builtin::PLANS.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+/// The names of the variants of these plans, each once.
+fn known_variants<'a>(plans: impl Iterator<Item = &'a Plan>) -> String {
+    let variants = plans.flat_map(|plan| &plan.variants);
+    let names: BTreeSet<&str> = variants.map(|variant| variant.name.as_str()).collect();
+    names.into_iter().collect::<Vec<_>>().join("; ")
+}
+
 fn fitted(plan: Plan, common: &Common) -> Result<Plan> {
-    fit(plan, common)
-        .with_context(|| format!("--only {:?}: the plan has no such variant", common.only))
+    let known = known_variants(std::iter::once(&plan));
+    fit(plan, common).with_context(|| {
+        format!(
+            "--only {:?}: the plan has no such variant: there are {known}",
+            common.only
+        )
+    })
 }
 
 /// A plan as it is to be run; `None` if none of its variants is wanted.
@@ -293,8 +313,8 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     }
     let mut left_out = Vec::new();
     if !plans.is_empty() {
-        report::prepare(&out)?;
         plans = wanted(plans, common)?;
+        report::prepare(&out)?;
         let minutes = arguments.minutes.map(|it| Duration::from_secs(60 * it));
         let all = match minutes {
             Some(minutes) => Budget::of(Some(minutes)),
@@ -336,12 +356,16 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
 
 /// The plans that have variants to be run, as they are to be run.
 fn wanted(plans: Vec<(String, Plan)>, common: &Common) -> Result<Vec<(String, Plan)>> {
+    let known = known_variants(plans.iter().map(|(_, plan)| plan));
     let plans = plans.into_iter();
     let fitting: Vec<_> = plans
         .filter_map(|(name, plan)| Some((name, fit(plan, common)?)))
         .collect();
     if fitting.is_empty() {
-        bail!("--only {:?}: no plan has such a variant", common.only);
+        bail!(
+            "--only {:?}: no plan has such a variant: there are {known}",
+            common.only
+        );
     }
     Ok(fitting)
 }
@@ -410,7 +434,14 @@ fn listed(arguments: &Figures) -> Result<Vec<(String, Plan)>> {
         }
     }
     if plans.is_empty() {
-        bail!("no plan fits --figure {:?}", arguments.figure);
+        let known = match &arguments.plans {
+            None => known_plans(),
+            Some(directory) => format!("those of {}", directory.display()),
+        };
+        bail!(
+            "no plan fits --figure {:?}: there are {known}",
+            arguments.figure
+        );
     }
     Ok(plans)
 }

@@ -2,7 +2,7 @@
 //!
 //! Most of it runs in one process over shared memory: one thread steps all servers in turn, so
 //! throughput is what the work costs altogether, and the share of the keeping side's thread can be
-//! told. Nothing there is a network: what differs is what the protocols do. Servers that are
+//! measured. Nothing there is a network: what differs is what the protocols do. Servers that are
 //! processes, under Redis cluster clients, show their throughput over load, takeovers and
 //! resharding.
 
@@ -18,6 +18,7 @@ mod stories;
 mod timelines;
 mod traffic;
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -97,11 +98,11 @@ impl Choice {
     }
 }
 
-/// Runs it.
+/// Runs it until `stop`, the flag of [`cyclone::signals::stop_flag`].
 ///
 /// # Errors
-/// No shared memory, or nowhere to write to.
-pub fn run(common: &Common, choice: &Choice) -> Result<()> {
+/// No shared memory, nowhere to write to, or a signal.
+pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
     let mut report = Report::new("pmkv", common)?;
     let is_real = matches!(
         choice.part,
@@ -121,10 +122,11 @@ pub fn run(common: &Common, choice: &Choice) -> Result<()> {
         if !is_wanted || report.leaves_out(&format!("the part {part:?}")) {
             continue;
         }
+        cyclone::signals::check()?;
         match part {
             Part::Throughput => throughput(common, choice, &mut report)?,
             Part::Timelines => timelines::run(common, &mut report)?,
-            Part::Servers => servers::run(common, &protocols, &mut report)?,
+            Part::Servers => servers::run(common, &protocols, &mut report, stop)?,
             Part::Failover => stories::failover(common, &mut report)?,
             Part::Resharding => stories::resharding(common, &mut report)?,
             Part::Media => media::run(common, &protocols, &mut report)?,

@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use cyclone::cluster::{LocalCluster, Options};
+use cyclone::signals;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 
@@ -36,6 +37,17 @@ const ETCD: &str = "durable on the disks of a majority";
 
 /// Of one point's systems: two clusters, RocksDB twice.
 const SYSTEMS: usize = 4;
+
+/// Refuses a transport that this machine's loopback interface does not have.
+///
+/// # Errors
+/// Names those that can be given.
+pub fn check_transport(transport: &str) -> Result<()> {
+    match transport {
+        "udp" | "tcp" => Ok(()),
+        other => bail!("transport {other:?}: expected \"udp\" or \"tcp\""),
+    }
+}
 
 /// Runs all points and prints them.
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -93,6 +105,7 @@ fn points(
             if report.leaves_out(&what) {
                 continue;
             }
+            signals::check()?;
             report.progress(&format!("cyclone-native, {what}"));
             let load = Load {
                 value_bytes,
@@ -135,7 +148,7 @@ fn points(
 }
 
 /// Measures a new cluster, which no point shares with another: none inherits another's compactions.
-/// `measure` is told who leads.
+/// `measure` gets the leader.
 fn on_fresh<T>(
     directory: &Path,
     options: &Options,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone::signals;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
@@ -48,7 +49,11 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
         send(connection, &mut sequence, &value, &mut command)?;
     }
     while Instant::now() < until {
-        poll.poll(&mut events, Some(Duration::from_millis(100)))?;
+        signals::check()?;
+        match poll.poll(&mut events, Some(Duration::from_millis(100))) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error.into()),
+            _ => {}
+        }
         for event in &events {
             let connection = &mut connections[event.token().0];
             if !receive(connection)? {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
+use cyclone::signals;
 
 use super::systems::rocks::open;
 use super::{Load, Measured, Sequence, histogram};
@@ -56,10 +57,12 @@ pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
                 })
             })
             .collect();
-        std::thread::sleep(load.warm_up);
-        measuring.store(true, Ordering::Relaxed);
-        std::thread::sleep(load.measure);
+        let slept = signals::sleep(load.warm_up).and_then(|()| {
+            measuring.store(true, Ordering::Relaxed);
+            signals::sleep(load.measure)
+        });
         stop.store(true, Ordering::Relaxed);
+        slept?;
         threads
             .into_iter()
             .map(|thread| {

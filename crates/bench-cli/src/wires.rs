@@ -1,5 +1,5 @@
-//! The Redis protocol as lanes: many connections in one thread, each with one batch of commands
-//! under way at a time. A batch counts as answered when all of it is.
+//! The Redis protocol as lanes: many connections in one thread, each with one batch of commands in
+//! flight at a time. A batch counts as answered when all of it is.
 //!
 //! ```text
 //!   WireLane    to whoever leads                              wires/leader.rs
@@ -137,7 +137,7 @@ struct Wire {
     stuck: bool,
     /// Bytes that have arrived and are no whole answer yet.
     arrived: Vec<u8>,
-    /// Operations of the batch under way.
+    /// Operations of the batch in flight.
     tokens: Vec<u64>,
     /// Answers that are still to come, WAIT's included.
     missing: usize,
@@ -178,7 +178,7 @@ impl Wire {
         })
     }
 
-    /// Sends the next batch of a queue that is not empty; nothing may be under way.
+    /// Sends the next batch of a queue that is not empty; nothing may be in flight.
     fn send(
         &mut self,
         queue: &mut VecDeque<Command>,
@@ -248,7 +248,7 @@ impl Wire {
         }
     }
 
-    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Answers
+    /// Takes the answers that have arrived; `moved` hears where a key is said to be. Returns
     /// whether the batch has ended.
     fn settle(&mut self, moved: &mut dyn FnMut(SocketAddr), done: &mut Vec<Done>) -> Result<bool> {
         let mut taken = 0;

@@ -154,7 +154,7 @@ fn a_plan_is_run_with_the_seed_that_is_given() {
     let points = given["results"]["tiny"]["variants"][0]["points"].as_array();
     assert_eq!(points.map(Vec::len), Some(2));
     assert_eq!(given["results"]["tiny"]["seed"], 7);
-    // Without one it is the plan's, and people are told which.
+    // Without one it is the plan's, and the output says which.
     let output = bench(&["run", "tiny.toml", "--quick"], directory);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}{}", text(&output.stderr));
@@ -173,4 +173,50 @@ fn the_seed_decides_what_is_drawn() {
     let first = run("1");
     assert_eq!(first, run("1"));
     assert_ne!(first, run("2"));
+}
+
+/// Every number below a value, by its path.
+fn numbers(value: &Value, path: &str, found: &mut Vec<(String, f64)>) {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .for_each(|(name, value)| numbers(value, &format!("{path}/{name}"), found)),
+        Value::Array(items) => items.iter().for_each(|item| numbers(item, path, found)),
+        Value::Number(number) => found.push((path.to_owned(), number.as_f64().expect("finite"))),
+        Value::Null => panic!("{path} is null"),
+        Value::String(_) | Value::Bool(_) => {}
+    }
+}
+
+/// What shows shares is a number in every row, whatever time there was.
+#[test]
+fn rows_of_quick_experiments_have_all_their_shares() {
+    let directory = tempfile::tempdir().expect("directory");
+    for (arguments, table, shares) in [
+        (
+            "tenants --quick --protocol rowan,rpc --copies 1 --processes 2 --repetitions 1 --measure-ms 20",
+            "tenants",
+            &["disturbed_percent"][..],
+        ),
+        (
+            "replication --quick --protocol rowan,rpc --provider shm --repetitions 1 --measure-ms 10",
+            "replication",
+            &["backup_cpu_percent", "amplification", "disturbed_percent"],
+        ),
+    ] {
+        let words: Vec<&str> = arguments.split(' ').collect();
+        let document = document(&words, directory.path());
+        let rows = document["results"][table].as_array().expect("rows");
+        assert!(rows.len() >= 2, "{rows:?}");
+        for row in rows {
+            for share in shares {
+                let is_share = row[share].as_f64().is_some_and(|it| it >= 0.0);
+                assert!(is_share, "{table}: {share}: {row}");
+            }
+        }
+        let mut found = Vec::new();
+        numbers(&document["results"], "", &mut found);
+        numbers(&document["verdicts"], "verdicts", &mut found);
+        assert!(!found.is_empty());
+    }
 }

@@ -53,7 +53,7 @@ fn nodes_are_killed_over_veth_pairs() {
     survives(Cabling::Bridge, &options("dpdk"));
 }
 
-/// Each log has a loop and a port of its own; what comes for them comes by the node's.
+/// Each log has a loop and its own port; what comes for them comes by the node's.
 #[test]
 fn nodes_whose_logs_have_loops_are_killed() {
     let options = NodeOptions {

@@ -1,5 +1,5 @@
 //! Every experiment, for a blink, as a user runs it: that it ends, that it leaves no process and no
-//! memory behind, and that its files have the form that others read. Nothing here looks at times.
+//! memory behind, and that its files have the form that others read. Nothing here checks times.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ static TURN: Mutex<()> = Mutex::new(());
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_cyclone-bench");
 
-/// Runs it with JSON output and a seed of its own; returns the document.
+/// Runs it with JSON output and its own seed; returns the document.
 fn run(arguments: &[&str], out: &Path) -> Value {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let child = Command::new(PROGRAM)

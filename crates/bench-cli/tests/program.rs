@@ -66,9 +66,67 @@ fn wrong_commands_have_the_status_of_usage_errors() {
     assert!(text(&output.stderr).contains("no-such-plan"));
 }
 
+/// Of names the error lists those that there are.
+#[test]
+fn unknown_names_are_refused_with_those_that_are_known() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let plan = directory.path().join("plan.toml");
+    let names = "figure = \"f\"\ntitle = \"t\"\npaper = \"p\"\nmachine = \"m\"\n";
+    std::fs::write(&plan, format!("{names}[workload]\nkees = 5\n")).expect("written");
+    let unknown_value = directory.path().join("value.toml");
+    let variant = "[[variant]]\nname = \"v\"\nsystem = \"cyclon\"\n";
+    std::fs::write(&unknown_value, format!("{names}{variant}")).expect("written");
+    let (plan, unknown_value) = (plan.display(), unknown_value.display());
+    let cases: &[(&str, &[&str])] = &[
+        ("bench nosuch", &["put", "net", "run", "tenants"]),
+        ("bench run nosuch", &["nosuch", "fig01", "ycsb-f"]),
+        (
+            "bench run fig15 --only nosuch",
+            &["nosuch", "there are", "Cyclone"],
+        ),
+        (
+            "bench figures --figure nosuch",
+            &["nosuch", "fig01", "ycsb-f"],
+        ),
+        ("bench figures --only nosuch", &["nosuch", "there are"]),
+        ("bench net --part nosuch", &["nosuch", "pinned", "steps"]),
+        (
+            "bench net --only nosuch",
+            &["nosuch", "AF_XDP + bursts", "TCP"],
+        ),
+        (
+            "bench pmkv --part nosuch",
+            &["nosuch", "throughput", "media"],
+        ),
+        ("bench pmkv --only nosuch", &["nosuch", "rowan", "tailwind"]),
+        ("bench tenants --protocol nosuch", &["nosuch", "rowan"]),
+        ("bench tenants --provider nosuch", &["nosuch", "shm"]),
+        ("bench put --engine nosuch", &["nosuch", "rocksdb"]),
+        ("bench put --polling nosuch", &["nosuch", "adaptive"]),
+        ("bench put --transport nosuch", &["nosuch", "udp"]),
+        ("bench put --security nosuch", &["nosuch", "encrypted"]),
+        ("bench overload --engine nosuch", &["nosuch", "rocksdb"]),
+        (&format!("bench run {plan}"), &["kees", "key_bytes"]),
+        (
+            &format!("bench run {unknown_value}"),
+            &["cyclon", "dragonboat"],
+        ),
+    ];
+    for (arguments, words) in cases {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let output = run(cyclone(), &arguments);
+        let error = text(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?} should have failed");
+        assert!(!error.contains("panicked"), "{error}");
+        for word in *words {
+            assert!(error.contains(word), "{word:?} is missing in: {error}");
+        }
+    }
+}
+
 /// As in `cyclone bench figures --list | head -1`.
 #[test]
-fn benchmarks_end_quietly_when_nobody_reads_on() {
+fn benchmarks_end_quietly_when_their_reader_is_gone() {
     let mut child = Command::new(cyclone())
         .args(["bench", "figures", "--list"])
         .stdin(Stdio::null())

@@ -17,7 +17,7 @@ fn nodes_are_killed_under_load() {
     };
     let directory = tempfile::tempdir().unwrap();
     let mut cluster = LabCluster::start(&lab, directory.path(), &options("xdp")).unwrap();
-    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    cluster.wait_up(Duration::from_secs(60)).unwrap();
     let child = counter(&lab, &cluster, "xdp", Duration::from_secs(9), 3000);
     for round in 0..6 {
         std::thread::sleep(Duration::from_millis(900));
@@ -36,7 +36,7 @@ fn nodes_are_killed_under_load() {
     }
 }
 
-/// Each log has a loop and a port of its own, and these share the queue of the interface.
+/// Each log has a loop and its own port, and these share the queue of the interface.
 #[test]
 fn nodes_whose_logs_have_loops_are_killed_under_load() {
     let Some(lab) = lab(1500, Cabling::Bridge) else {
@@ -49,7 +49,7 @@ fn nodes_whose_logs_have_loops_are_killed_under_load() {
         ..options("xdp")
     };
     let mut cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
-    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    cluster.wait_up(Duration::from_secs(60)).unwrap();
     let child = counter(&lab, &cluster, "xdp", Duration::from_secs(6), 1250);
     for round in 0..3 {
         std::thread::sleep(Duration::from_millis(1100));
@@ -80,7 +80,7 @@ fn cables_are_pulled_and_clients_use_sockets() {
     };
     let directory = tempfile::tempdir().unwrap();
     let cluster = LabCluster::start(&lab, directory.path(), &options("xdp")).unwrap();
-    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    cluster.wait_up(Duration::from_secs(60)).unwrap();
     // The client over ordinary UDP: nodes understand both on one port.
     let child = counter(&lab, &cluster, "udp", Duration::from_secs(6), 20_000);
     for round in 0..4 {
@@ -108,7 +108,7 @@ fn values_are_copied_once_where_the_region_lies_on_a_disk() {
         ..options("xdp")
     };
     let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
-    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    cluster.wait_up(Duration::from_secs(60)).unwrap();
     let log = cluster.log(0);
     if !log.contains("frames outside the region") {
         assert!(log.contains("AF_XDP on net0"), "{log}");
@@ -149,7 +149,8 @@ fn large_values_are_never_copied() {
             ..options("xdp")
         };
         let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
-        cluster.wait_up(Duration::from_secs(20)).unwrap();
+        // Three regions of a gigabyte are written and registered first.
+        cluster.wait_up(Duration::from_secs(60)).unwrap();
         let time = Duration::from_millis(1500);
         let child = counter(&lab, &cluster, "xdp", time, value_bytes);
         let counted = outcome(child, &cluster);

@@ -1,5 +1,5 @@
 //! Processes that an experiment starts: the same program with a hidden subcommand. They are killed
-//! and reaped by their number when dropped, also after an error, and end by themselves when the
+//! and reaped by their number when dropped, also after an error, and end without help when the
 //! experiment's process is gone.
 
 use std::io::{BufRead, BufReader, Write};
@@ -24,7 +24,7 @@ pub struct Launcher {
 
 impl Launcher {
     /// This very program with the arguments that lead to its hidden subcommand. SIGINT and SIGTERM
-    /// set the flag that every waiting here looks at, so that children are ended in order.
+    /// set the flag that every wait here checks, so that children are ended in order.
     pub fn this(arguments: &[&str]) -> Result<Launcher> {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -100,7 +100,7 @@ impl Kid {
     pub fn tell(&mut self, message: &impl Serialize) -> Result<()> {
         let line = serde_json::to_string(message)?;
         let Some(stdin) = &mut self.stdin else {
-            bail!("{} was told to end", self.name);
+            bail!("{} was ordered to end", self.name);
         };
         writeln!(stdin, "{line}").with_context(|| format!("telling {}", self.name))
     }

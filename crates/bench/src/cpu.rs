@@ -32,7 +32,7 @@ pub struct Usage {
 
 /// The role of this program itself.
 const OWN: &str = "clients";
-/// The role of the kernel's threads, which write to disks for whoever asked.
+/// The role of the kernel's threads, which write to disks for other threads.
 const KERNEL: &str = "kernel";
 /// The process that starts them.
 const KERNEL_PARENT: u64 = 2;
@@ -50,7 +50,7 @@ fn stat_of(pid: u32) -> Option<Vec<u64>> {
     Some(fields.map(|field| field.parse().unwrap_or(0)).collect())
 }
 
-/// CPU time that a process has used by itself, in seconds; 0 if it is gone.
+/// CPU time that a process has used without its children, in seconds; 0 if it is gone.
 pub fn of_process(pid: u32) -> f64 {
     let stat = stat_of(pid).unwrap_or_default();
     // utime, stime
@@ -118,7 +118,7 @@ fn of_machine() -> OfMachine {
 }
 
 /// Reads the CPU time of several processes again and again. One that ends keeps what it had used
-/// when it was last looked at.
+/// when it was last read.
 #[derive(Clone, Debug)]
 pub struct Meter {
     processes: Vec<Process>,
@@ -181,7 +181,7 @@ pub fn await_rest(most: Duration, stop: &AtomicBool) {
     }
 }
 
-/// Time looked at to see whether the machine rests.
+/// Time observed to see whether the machine rests.
 const REST: Duration = Duration::from_millis(250);
 /// The part of the machine that is in use while it does not.
 const BUSY: f64 = 0.08;
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_threads_are_told_from_programs() {
+    fn kernel_threads_are_distinguished_from_programs() {
         let threads: BTreeMap<u32, f64> = of_kernel_threads().collect();
         assert!(!threads.contains_key(&std::process::id()));
         // In a container there are none to be seen.
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(roles, [OWN, KERNEL]);
     }
 
-    /// A shell that keeps a child of its own busy; both are killed in the end.
+    /// A shell that keeps its own child busy; both are killed in the end.
     struct Busy(std::process::Child);
 
     impl Busy {

@@ -1,5 +1,5 @@
-//! What is under way, for people who wait: a bar with live numbers on a terminal, a line every few
-//! seconds elsewhere.
+//! What is in progress, for people who wait: a bar with live numbers on a terminal, a line every
+//! few seconds elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Progress {
         self.tell(text, self.terminal);
     }
 
-    /// Something is under way that is no step of its own.
+    /// Something is in progress that is no separate step.
     pub fn label(&mut self, label: &str) {
         label.clone_into(&mut self.label);
     }
@@ -85,7 +85,7 @@ impl Progress {
     /// One line that stays.
     pub fn say(&mut self, text: &str) {
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
-        // Nobody may be looking.
+        // The terminal may be gone.
         let _ = writeln!(self.out, "{clear}{text}");
         let _ = self.out.flush();
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_there_is_a_line_now_and_then() {
+    fn without_a_terminal_a_line_is_printed_periodically() {
         let page = Page::default();
         let mut progress = Progress::to(false, Box::new(page.clone()), 2);
         for step in 0..100 {

@@ -97,7 +97,7 @@ pub struct Absent {
 pub struct PointResult {
     /// The sweep's value.
     pub x: f64,
-    /// Operations that were under way at once, at most, whatever the plan asked for; 0 in results
+    /// Operations that were in flight at once, at most, whatever the plan asked for; 0 in results
     /// from before that was kept.
     #[serde(default)]
     pub inflight: usize,
@@ -171,7 +171,7 @@ pub struct Ratio {
     pub unit: String,
 }
 
-/// Shares that a distribution is told at.
+/// Shares that a distribution is reported at.
 const SHARES: [f64; 12] = [
     0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999, 1.0,
 ];
@@ -318,7 +318,7 @@ impl PlanResult {
         self.variants.iter().find(|variant| variant.name == name)
     }
 
-    /// How many operations were under way at once at a point of a sweep over their number, where
+    /// How many operations were in flight at once at a point of a sweep over their number, where
     /// that were fewer than x says.
     pub fn at_once(&self, point: &PointResult) -> Option<usize> {
         let fewer = point.inflight > 0 && (point.inflight as f64) < point.x;
@@ -382,7 +382,7 @@ impl PlanResult {
     }
 
     /// Takes a plan's words and comparisons as they are today, if it still asks for what was
-    /// measured; answers whether it does.
+    /// measured; returns whether it does.
     pub fn restate(&mut self, plan: &Plan) -> bool {
         if self.plan != plan.measured || plan.skip.is_some() {
             return false;
@@ -424,7 +424,7 @@ impl PlanResult {
             .any(|variant| variant.absent.as_ref().is_some_and(|absent| absent.failed))
     }
 
-    /// Whether nobody has a single point.
+    /// Whether no variant has a single point.
     pub fn is_without_points(&self) -> bool {
         self.variants
             .iter()
@@ -473,7 +473,7 @@ fn commit() -> String {
     }
 }
 
-/// Whether the source of a commit is that of today's checkout. Of one with changes nobody knows.
+/// Whether the source of a commit is that of today's checkout. Of one with changes this is unknown.
 pub fn is_source_of(commit: &str) -> bool {
     let differences = ["diff", "--name-only", commit, "--"];
     let is_known = !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Looks at what the host takes of one CPU, until it is dropped. The kernel counts that after each
+/// Measures what the host takes of one CPU, until it is dropped. The kernel counts that after each
 /// stretch, in hundredths of a second.
 pub struct Stolen {
     stretches: Arc<Mutex<Vec<Duration>>>,
@@ -19,7 +19,7 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Looks at this CPU from now on.
+    /// Observes this CPU from now on.
     ///
     /// # Errors
     /// When the system grants no thread.
@@ -88,7 +88,7 @@ fn of_cpu(stat: &str, cpu: usize) -> Option<Duration> {
 
 /// Notes what was taken between two looks so long apart; `goes_on`: the last stretch may go on,
 /// which is answered as well. It does for as long as the host takes most of the time, since a CPU
-/// that has a moment now and then does nothing in it. Who looked late does not know.
+/// that runs for short times does nothing in them. Who looked late does not know.
 fn note(stretches: &mut Vec<Duration>, goes_on: bool, taken: Duration, apart: Duration) -> bool {
     let is_stretch = 2 * taken > apart;
     match stretches.last_mut() {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_is_told_from_all_and_from_the_tenth() {
+    fn a_cpu_is_distinguished_from_the_total_and_from_cpu_ten() {
         let line = |name: &str, steal: u64| format!("{name} 1 2 3 4 5 6 7 {steal} 9 10\n");
         let stat = line("cpu ", 1000) + &line("cpu10", 30) + &line("cpu1", 50) + "intr 7\n";
         let second = rustix::param::clock_ticks_per_second() as f64;

@@ -18,7 +18,7 @@ pub trait System {
     /// What an acknowledged write is, in words, for the table.
     fn guarantee(&self) -> String;
 
-    /// Operations that are under way at once where so many are asked for.
+    /// Operations that are in flight at once where so many are asked for.
     fn concurrency(&self, inflight: usize) -> usize {
         inflight
     }
@@ -91,7 +91,7 @@ pub trait Running {
 /// Hears how many keys have been written; an error ends the filling.
 pub type Filling<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
-/// Kills whoever leads when it is called.
+/// Kills the leader when it is called.
 pub type Assassin = Box<dyn FnMut() -> Result<()>>;
 
 /// What a measurement saw.

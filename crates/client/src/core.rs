@@ -50,8 +50,8 @@ pub struct CoreConfig {
     pub max_request_bytes: usize,
     /// Requests per message, at most.
     pub burst: usize,
-    /// The cluster's physical logs, if each has a port of its own (`log_threads`): requests for one
-    /// log go there. 0: all go to the replica's.
+    /// The cluster's physical logs, if each has its own port (`log_threads`): requests for one log
+    /// go there. 0: all go to the replica's.
     pub log_ports: u16,
 }
 
@@ -338,8 +338,7 @@ impl ClientCore {
             .min(request.due_us)
             .min(request.deadline_us);
         let body_bytes = request.body.len() + 8 * self.terms.len();
-        // Whoever leads is looked for at its own port, and asked there again for what had no
-        // answer.
+        // The leader is looked for at its own port, and asked there again for what had no answer.
         let shut_until_us = self.shut_us.get(usize::from(request.door));
         let is_open = shut_until_us.is_none_or(|until_us| *until_us <= now_us);
         let door = match self.hunt.is_found() && request.timeouts == 0 && is_open {
@@ -401,7 +400,7 @@ impl ClientCore {
         }
     }
 
-    /// Whatever is under way was sent to somebody else, and goes to the new target.
+    /// Requests in flight were sent to another node, and go to the new target.
     fn send_all_again(&mut self) {
         for position in 0..self.sent.len() {
             self.enqueue(self.sent[position]);
@@ -410,7 +409,7 @@ impl ClientCore {
         self.ready = true;
     }
 
-    /// Looks at all requests that were sent; says whether the target has not answered any of those
+    /// Checks all requests that were sent; returns whether the target has not answered any of those
     /// due.
     fn sweep(&mut self, now_us: u64) -> bool {
         let (mut silent, mut next_us, mut position) = (false, u64::MAX, 0);
@@ -511,8 +510,8 @@ impl ClientCore {
         self.completions.push((ticket, result));
     }
 
-    /// Per log the highest term of a leader heard from: whoever hands it to another client
-    /// ([`ClientCore::know_terms`]) lets that one's weak reads show what this one has seen.
+    /// Per log the highest term of a leader heard from: with [`ClientCore::know_terms`] another
+    /// client's weak reads show what this one has seen.
     pub fn terms(&self) -> &[u64] {
         &self.terms
     }

@@ -1,9 +1,9 @@
 //! Which replica to talk to: follows what they say about the leader, distrusts pointers to silent
-//! ones, and paces itself while nobody leads.
+//! ones, and paces itself while there is no leader.
 
 use std::net::SocketAddr;
 
-/// Pauses while nobody leads, and after a refusal for overload, double between these, in
+/// Pauses while there is no leader, and after a refusal for overload, double between these, in
 /// microseconds.
 const PAUSE_LEAST_US: u64 = 1_000;
 const PAUSE_MOST_US: u64 = 8_000;
@@ -48,7 +48,7 @@ pub(crate) struct Hunt {
     found: bool,
     /// The target is who another node named.
     named: bool,
-    /// A message is under way to a target that may not lead; its time ends then.
+    /// A message is in flight to a target that may not lead; its time ends then.
     probe_ends_us: Option<u64>,
     paused_until_us: u64,
     pause_us: u64,
@@ -157,7 +157,7 @@ impl Hunt {
         }
     }
 
-    /// This node says that it has begun to lead. Answers whether all goes there now: not while
+    /// This node says that it has begun to lead. Returns whether all goes there now: not while
     /// another one executes, nor when it is being asked already.
     pub(crate) fn announced(&mut self, now_us: u64, node: usize) -> bool {
         let asked = node == self.target && !self.is_paused(now_us);
@@ -227,7 +227,7 @@ impl Hunt {
             if node.silences >= 2 {
                 node.shunned_until_us = now_us + SHUN_US;
             }
-            // Whoever names another address again is followed there again.
+            // A pointer to another address is followed again.
             if let Some(first) = node.first.filter(|_| node.address != node.first) {
                 node.address = node.first;
                 let id = node.id;
@@ -339,7 +339,7 @@ mod tests {
         hunt.heard(25_200, 1);
         hunt.probe(25_200, 25_000, 100);
         assert_eq!(hunt.probe_ends_us(), Some(50_200));
-        // Nobody answers and nobody is named: no hurry.
+        // No node answers and none is named: no hurry.
         hunt.silence(50_200);
         hunt.silence(75_200);
         hunt.probe(75_200, 25_000, 100);

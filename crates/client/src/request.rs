@@ -71,8 +71,8 @@ impl Attempts {
         Some(sent_us)
     }
 
-    /// This attempt was certainly not executed. `false` if that was known or can no longer be told
-    /// apart: then the answer is a repetition and means nothing.
+    /// This attempt was certainly not executed. `false` if that was known or can no longer be
+    /// determined: then the answer is a repetition and means nothing.
     pub(crate) fn refused(&mut self, attempt: u16) -> bool {
         let Some(place) = self
             .open

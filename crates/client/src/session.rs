@@ -38,7 +38,7 @@ pub(crate) struct Opening {
     pub(crate) number: u64,
     pub(crate) queued: bool,
     pub(crate) sent_us: u64,
-    /// When an answer is missing; the end of time while nobody wants the session.
+    /// When an answer is missing; the end of time while no write wants the session.
     pub(crate) due_us: u64,
     /// It is queued, and all it could be sent to was asked too recently: until then.
     pub(crate) wake_us: Option<u64>,
@@ -62,7 +62,7 @@ impl Opening {
         self.asked.clear();
     }
 
-    /// Nobody wants it any more. Should an answer come, the session is there for later writes.
+    /// No write wants it any more. Should an answer come, the session is there for later writes.
     pub(crate) fn rest(&mut self) {
         self.queued = false;
         (self.due_us, self.wake_us) = (u64::MAX, None);

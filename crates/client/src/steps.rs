@@ -1,4 +1,4 @@
-//! The client as a step function over any driver: whoever owns the clock calls it.
+//! The client as a step function over any driver: the owner of the clock calls it.
 
 use std::net::SocketAddr;
 

@@ -3,7 +3,7 @@
 use crate::request::Kind;
 
 /// Longer than any program runs, and short enough to be added to any time.
-const FOR_EVER_US: u64 = u64::MAX >> 2;
+const MAX_PATIENCE_US: u64 = u64::MAX >> 2;
 
 /// Smoothed response time, as TCP keeps it (RFC 6298).
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl ResponseTime {
     pub(crate) fn patience_us(&self, least_us: u64, timeouts: u32) -> u64 {
         let bounded_us = self.usual_us().clamp(least_us, least_us.saturating_mul(16));
         let patience_us = bounded_us.saturating_mul(1 << timeouts.min(3));
-        patience_us.min(FOR_EVER_US)
+        patience_us.min(MAX_PATIENCE_US)
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(time.patience_us(1000, 9), 8 * time.patience_us(1000, 0));
         (0..100).for_each(|_| time.sample(1_000_000));
         assert_eq!(time.patience_us(1000, 0), 16_000);
-        assert_eq!(time.patience_us(u64::MAX, 9), FOR_EVER_US);
+        assert_eq!(time.patience_us(u64::MAX, 9), MAX_PATIENCE_US);
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_ever() {
+    fn no_patience_is_unlimited() {
         let overtaken = Overtaken::default();
         assert!(!overtaken.is_missing(Kind::Write, 100, 8_099, 1_000));
         assert!(overtaken.is_missing(Kind::Write, 100, 8_100, 1_000));

@@ -148,7 +148,7 @@ fn a_member_that_has_moved_is_asked_at_its_new_address() {
 }
 
 #[test]
-fn a_dead_member_named_at_two_addresses_keeps_nobody_from_the_next_leader() {
+fn a_dead_member_named_at_two_addresses_does_not_hide_the_next_leader() {
     let nodes = (1..=3)
         .map(|id| (id, format!("10.0.0.{id}:7000")))
         .collect();

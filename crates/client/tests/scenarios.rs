@@ -165,7 +165,7 @@ fn who_says_that_it_leads_is_asked_at_once() {
         put_response(&mut message, 0, &Status::Terms(terms));
         stage.core.on_message(stage.now_us, node, &message);
     };
-    // Nobody leads: the client pauses, longer each time.
+    // There is no leader: the client pauses, longer each time.
     for _ in 0..6 {
         let messages = stage.transmit();
         stage.answer(&messages, &Status::NotLeader { leader: None });
@@ -340,7 +340,7 @@ fn without_sessions_a_write_is_never_sent_twice() {
 }
 
 #[test]
-fn too_large_is_told_without_sending_and_when_the_replica_says_so() {
+fn too_large_is_reported_without_sending_and_when_the_replica_reports_it() {
     let mut stage = Stage::with(CoreConfig {
         max_request_bytes: 1000,
         ..CoreConfig::default()
@@ -574,7 +574,7 @@ fn cost_per_operation() {
 fn from_far_away_a_request_is_soon_sent_once() {
     const ONE_WAY_US: u64 = 100_000;
     let mut stage = Stage::new();
-    let mut under_way = std::collections::BTreeMap::new();
+    let mut in_flight = std::collections::BTreeMap::new();
     let mut number = 0;
     for operation in 0..8 {
         stage.incr(b"k");
@@ -583,12 +583,12 @@ fn from_far_away_a_request_is_soon_sent_once() {
         while done.is_empty() {
             for message in stage.transmit() {
                 number += 1;
-                under_way.insert((stage.now_us + ONE_WAY_US, number, true), message);
+                in_flight.insert((stage.now_us + ONE_WAY_US, number, true), message);
             }
-            let next_us = under_way.first_key_value().map_or(u64::MAX, |it| it.0.0);
+            let next_us = in_flight.first_key_value().map_or(u64::MAX, |it| it.0.0);
             let timeout_us = stage.core.next_timeout_us().unwrap_or(u64::MAX);
             stage.now_us = next_us.min(timeout_us).max(stage.now_us + 1);
-            while let Some(first) = under_way
+            while let Some(first) = in_flight
                 .first_entry()
                 .filter(|it| it.key().0 <= stage.now_us)
             {
@@ -598,7 +598,7 @@ fn from_far_away_a_request_is_soon_sent_once() {
                         .cluster
                         .receive(node, &message, &mut || Mood::Executes);
                     number += 1;
-                    under_way.insert((at_us + ONE_WAY_US, number, false), (node, answer));
+                    in_flight.insert((at_us + ONE_WAY_US, number, false), (node, answer));
                 } else {
                     stage.core.on_message(stage.now_us, node, &message);
                 }

@@ -1,7 +1,7 @@
 //! Seeded runs of the client's state machine against a cluster that loses, delays and repeats
-//! messages, changes its leader, refuses work and forgets sessions. Each command adds 1 to a key of
-//! its own, so the final state tells how often it was executed. A failing seed is named in the
-//! panic; `CYCLONE_SEED=n` runs only that one, `CYCLONE_SEEDS=n` n times as many.
+//! messages, changes its leader, refuses work and forgets sessions. Each command adds 1 to its own
+//! key, so the final state shows how often it was executed. A failing seed is named in the panic;
+//! `CYCLONE_SEED=n` runs only that one, `CYCLONE_SEEDS=n` n times as many.
 
 mod fake;
 
@@ -130,7 +130,7 @@ fn run(seed: u64, count: usize, inflight: usize, faults: Faults) -> Run {
         }
         let next_event = events.first_key_value().map(|((time_us, _), _)| *time_us);
         if ended_us > 0 {
-            // What is still under way may yet be executed.
+            // What is still in flight may yet be executed.
             events.retain(|_, event| matches!(event, Event::ToNode(..)));
             let Some(((time_us, _), Event::ToNode(node, message))) = events.pop_first() else {
                 break;
@@ -186,7 +186,7 @@ fn run(seed: u64, count: usize, inflight: usize, faults: Faults) -> Run {
                 Event::ToClient(node, message) => core.on_message(now_us, node, &message),
                 Event::Change => {
                     cluster.leader = None;
-                    // Followers go on naming the old leader for a while, or nobody.
+                    // Followers go on naming the old leader for a while, or none.
                     if random.chance(50) {
                         cluster.hint = None;
                     }
@@ -323,7 +323,7 @@ fn leader_changes_lose_nothing() {
 }
 
 #[test]
-fn outcomes_are_told_truly_whatever_happens() {
+fn outcomes_are_true_under_all_faults() {
     let (mut ok, mut all) = (0, 0);
     for seed in seeds(300) {
         let mut random = Random(!seed);

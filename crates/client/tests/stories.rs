@@ -261,7 +261,7 @@ fn a_session_is_asked_of_the_next_leader_at_once() {
     assert_eq!(done, [(ticket, Ok(Reply::Int(1)))]);
 }
 
-/// Nobody answers: all are asked less and less often, the client sleeps meanwhile, and still
+/// No node answers: all are asked less and less often, the client sleeps meanwhile, and still
 /// notices when they are back.
 #[test]
 fn a_client_that_waits_for_a_session_does_not_spin() {
@@ -294,7 +294,8 @@ fn a_client_that_waits_for_a_session_does_not_spin() {
     assert!(now_us - back_us < 1_200_000, "{} µs", now_us - back_us);
 }
 
-/// The last write that waited is given up: nobody asks any more, and a late answer is still of use.
+/// The last write that waited is given up: no request is repeated any more, and a late answer is
+/// still of use.
 #[test]
 fn a_session_that_no_write_waits_for_is_not_asked_for() {
     let mut cluster = Cluster {
@@ -389,8 +390,8 @@ fn a_doubled_refusal_counts_once() {
     assert_eq!(done, [Err(ClientError::Unknown)]);
 }
 
-/// One of a leader's log ports is dead: what was asked there is asked at the leader's own, and
-/// nobody takes the leader for dead.
+/// One of a leader's log ports is dead: what was asked there is asked at the leader's own, and the
+/// client does not take the leader for dead.
 #[test]
 fn a_dead_port_of_a_log_is_no_dead_leader() {
     let log_ports = 2;

@@ -85,7 +85,7 @@ impl Group {
         Ok(())
     }
 
-    /// Nobody else leads the message's term.
+    /// No other replica leads the message's term.
     fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
         let raft = &self.raw.raft;
         let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;

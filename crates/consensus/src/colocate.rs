@@ -1,11 +1,11 @@
 //! Bringing the leaders of several logs together on one replica (cyclone §5.1), as a decision per
 //! tick: pure, no clock.
 //!
-//! Log 0 decides where. Whoever leads it campaigns in every log that nobody leads; whoever leads
-//! another log hands it to log 0's leader, once that one has all of it. Where a log does not come
-//! for long, log 0 goes to where that log is, and after that to others in turn, each time with more
-//! patience: two replicas that cannot have everything do not throw log 0 at each other for ever,
-//! and one that can is reached.
+//! Log 0 decides where. Its leader campaigns in every log without a leader; the leader of another
+//! log hands it to log 0's leader, once that one has all of it. Where a log does not come for long,
+//! log 0 goes to where that log is, and after that to others in turn, each time with more patience:
+//! two replicas that cannot have everything do not throw log 0 at each other without end, and one
+//! that can is reached.
 //= cyclone §5.1
 
 /// A log as its replica sees it.
@@ -106,7 +106,7 @@ impl Colocation {
         actions
     }
 
-    /// Another replica leads log 0, or nobody does.
+    /// Another replica leads log 0, or none does.
     fn hand_over(
         &mut self,
         home: &LogLeadership,
@@ -134,8 +134,8 @@ impl Colocation {
     ) {
         for (log, view) in (1..).zip(others) {
             // An election that is begun again forgets the votes that are on their way: where they
-            // take longer than the rest it would never end. One that fails Raft begins again by
-            // itself.
+            // take longer than the rest it would never end. One that fails Raft begins again
+            // without a caller.
             let free = (view.leader.is_none() || view.silent) && !view.candidate;
             if !view.leads && free && self.cooldown[log] == 0 {
                 self.cooldown[log] = self.election_ticks / 2 + 1;
@@ -162,9 +162,9 @@ impl Colocation {
             true => there.or_else(turn),
             false => turn(),
         };
-        // Where nobody is ready at this moment, the next one decides: whoever is heard from is
+        // Where no replica is ready now, the next attempt decides: a replica that is heard from is
         // asked anew once per election time-out, and patience is a multiple of that, so that a
-        // whole patience later nobody would be ready again.
+        // whole patience later none would be ready again.
         if let Some(to) = to.filter(|to| *to != self.own) {
             (self.split_ticks, self.home_transfers) = (0, self.home_transfers + 1);
             actions.push(Action::Transfer { log: 0, to });
@@ -221,7 +221,7 @@ mod tests {
             !self.cannot.contains(&(id, log))
         }
 
-        /// One tick of every replica; answers whether anything moved.
+        /// One tick of every replica; returns whether anything moved.
         fn tick(&mut self) -> bool {
             let mut moved = false;
             for (running, leader) in self.running.iter_mut().zip(&mut self.leaders) {
@@ -324,7 +324,7 @@ mod tests {
     /// Votes between replicas that are far apart, or that sync them to a disk, take longer than a
     /// log is left alone.
     #[test]
-    fn an_election_under_way_is_not_begun_again() {
+    fn an_election_in_progress_is_not_begun_again() {
         for election in 1..4 * TICKS {
             let mut world = World::new(&[1, 0, 0], &[]);
             world.election = election;
@@ -339,7 +339,7 @@ mod tests {
     /// the next heartbeat. Patience that ends at just that moment, which it does every time or
     /// never, must not begin anew.
     #[test]
-    fn nobody_is_ready_when_patience_ends() {
+    fn no_replica_is_ready_when_patience_ends() {
         let mut mind = Colocation::new(1, 2, TICKS);
         let view = |tick: u32, log: u64| LogLeadership {
             leads: log == 0,

@@ -1,4 +1,4 @@
-//! What a group is told at its start.
+//! The configuration of a group.
 
 use cyclone_wire::raftmsg::Members;
 
@@ -11,8 +11,8 @@ pub struct Config {
     pub log: u16,
     /// This replica; not 0.
     pub id: u64,
-    /// The first configuration's voters. A ring that already knows its membership goes by that.
-    /// Empty: a replica that joins; it neither votes nor campaigns until a leader has told it of a
+    /// The first configuration's voters. A ring that already knows its membership uses that. Empty:
+    /// a replica that joins; it neither votes nor campaigns until a leader has told it of a
     /// membership.
     pub voters: Vec<u64>,
     /// The cluster, which membership entries name.
@@ -123,8 +123,8 @@ impl Config {
             election_tick: self.election_ticks as usize,
             heartbeat_tick: self.heartbeat_ticks as usize,
             applied,
-            // raft-rs would count the bytes of its own encoding; our limits count payloads and are
-            // kept elsewhere.
+            // raft-rs would count the bytes of its encoding; our limits count payloads and are kept
+            // elsewhere.
             max_size_per_msg: raft::NO_LIMIT,
             max_uncommitted_size: raft::NO_LIMIT,
             max_committed_size_per_ready: raft::NO_LIMIT,

@@ -95,9 +95,9 @@ pub enum ProposeError {
         /// The limit.
         limit: u64,
     },
-    /// A change of the membership is under way, or this leader has not committed an entry of its
-    /// own term yet.
-    #[error("another change of the membership may be under way")]
+    /// A change of the membership is in progress, or this leader has not committed an entry of its
+    /// term yet.
+    #[error("another change of the membership may be in progress")]
     Changing,
     /// A membership that makes no sense.
     #[error("the membership makes no sense")]
@@ -120,7 +120,7 @@ pub enum RequestError {
         /// The leader, if known.
         leader: Option<u64>,
     },
-    /// The leader has not committed an entry of its own term yet, or the log is not persisted: try
+    /// The leader has not committed an entry of its term yet, or the log is not persisted: try
     /// again.
     #[error("not yet")]
     NotYet,
@@ -152,7 +152,7 @@ pub enum StepError {
         /// Bytes promised.
         said: u64,
     },
-    /// Of another log, for another replica, or from nobody known.
+    /// Of another log, for another replica, or from an unknown sender.
     #[error("from {from} to {to} in log {log}: not for this group")]
     Misdirected {
         /// The log.

@@ -29,8 +29,7 @@ const ASKERS: usize = 9;
 const WANTED: usize = 9;
 /// Payload bytes read at once for a replay.
 const REPLAY_BYTES: u64 = 1 << 20;
-/// Failures of the device at one entry before it counts as unreadable: a read may fail for a
-/// moment.
+/// Failures of the device at one entry before it counts as unreadable: a read may fail temporarily.
 const FAILURES: usize = 3;
 /// The same at whatever entries, none of which was read since.
 const FAILURES_IN_ALL: usize = 16;
@@ -84,7 +83,7 @@ pub(crate) struct FlashTier {
     pub(crate) archive: Part,
     /// Something on flash did not read back: followers that need it get a checkpoint.
     pub(crate) unreadable: Option<FetchError>,
-    /// It has not been told yet.
+    /// It has not been reported yet.
     unreported: bool,
     /// Entries at which the device failed and that have not been read since, each as often as it
     /// did.
@@ -147,7 +146,7 @@ impl FlashTier {
                 let to = (wanted.high - 1)
                     .min(ring_first.saturating_sub(1))
                     .max(wanted.low);
-                // Refused ones are dropped below: nobody waits for ever.
+                // Refused ones are dropped below: no reader waits without end.
                 wanted.fetch = self.log.fetch(wanted.low, to, max_bytes).ok();
             }
         }
@@ -184,7 +183,7 @@ impl FlashTier {
                 self.ranges.push_back(entries);
                 go_on.extend(wanted.contexts);
             } else if self.unreadable.is_some() {
-                // They are told that there is nothing to be had, and ask for a checkpoint.
+                // They learn that there is nothing to be had, and ask for a checkpoint.
                 go_on.extend(wanted.contexts);
             }
         }
@@ -297,13 +296,13 @@ impl Group {
         })
     }
 
-    /// The flash log, for looking at.
+    /// The flash log, for inspection.
     pub fn flash(&self) -> Option<&FlashLog> {
         self.level().map(|level| &level.log)
     }
 
-    /// When [`Group::poll_flash`] wants to be called by itself, in microseconds of the clock that
-    /// it is given.
+    /// When [`Group::poll_flash`] wants to be called without an event, in microseconds of the clock
+    /// that it is given.
     pub fn flash_deadline_us(&self) -> u64 {
         self.level()
             .map_or(u64::MAX, |level| level.log.deadline_us())
@@ -320,7 +319,7 @@ impl Group {
     }
 
     /// Hands the second level what has been committed since, if NVM is the first. Call it at the
-    /// end of every step, when all that others wait for is on its way. Answers whether anything
+    /// end of every step, when all that others wait for is on its way. Returns whether anything
     /// moved.
     //= cyclone §3
     pub fn drain_flash(&mut self, now_us: u64) -> bool {
@@ -359,7 +358,7 @@ impl Group {
         Ok((work, outbox))
     }
 
-    /// Lets go of the messages of all steps that are durable on flash by now, and tells raft-rs.
+    /// Releases the messages of all steps that are durable on flash by now, and notifies raft-rs.
     fn release_marks(&mut self) -> Result<Outbox, ConsensusError> {
         let mut outbox = Outbox::default();
         while let Some(level) = self.level_mut() {
@@ -484,7 +483,7 @@ impl Group {
 
     /// Leaves behind on flash what did not read back, once the store survives without it: `flushed`
     /// is the last entry that it would still have after a crash. Until nothing depends on it any
-    /// more, the ring is not to be released beyond `flushed` where it has what flash lacks. Answers
+    /// more, the ring is not to be released beyond `flushed` where it has what flash lacks. Returns
     /// whether it would help if the store flushed.
     pub fn discard_unreadable(&mut self, flushed: u64) -> bool {
         let applied = self.raw.raft.raft_log.applied;
@@ -510,7 +509,7 @@ impl Group {
                 through < before
             }
             FlashMode::Only => {
-                // What was told is durable nowhere else: it cannot be written anew, only be
+                // What was reported is durable nowhere else: it cannot be written anew, only be
                 // outlived.
                 log.trim(through);
                 !log.trim_leaves(page, through) && log.trim_leaves(page, applied)

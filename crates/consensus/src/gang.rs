@@ -14,7 +14,7 @@
 //!   a checkpoint.
 //!
 //! So an entry of the gang that has been passed *was* passed by that rule, and what is left decides
-//! alike whenever and wherever it is looked at.
+//! alike whenever and wherever it is evaluated.
 //= cyclone §5.1
 
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ impl GangTable {
     }
 
     /// Begins anew with a log whose last applied entry has this term: a checkpoint was installed.
-    /// The entries behind it are to be told again.
+    /// The entries behind it are to be reported again.
     pub fn reset(&mut self, log: usize, applied_term: u64) {
         self.logs[log] = Log {
             term: applied_term,
@@ -82,7 +82,7 @@ impl GangTable {
         };
     }
 
-    /// A log has committed another entry; `head` if it belongs to a gang. Answers whether the log
+    /// A log has committed another entry; `head` if it belongs to a gang. Returns whether the log
     /// must stand still there. An entry that its own view does not know is none of a gang.
     pub fn committed(&mut self, log: usize, index: u64, term: u64, head: Option<Head>) -> bool {
         let book = &mut self.logs[log];

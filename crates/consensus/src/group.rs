@@ -97,7 +97,7 @@ impl Group {
         config.check()?;
         let mut state = ring.hard_state().clone();
         let (applied, term) = (config.applied, config.applied_term);
-        // Entries of another history, which nobody will ever commit, may reach as far as the store.
+        // Entries of another history, which will never be committed, may reach as far as the store.
         let is_foreign = term != 0 && ring.term(applied).is_some_and(|known| known != term);
         if applied > ring.last_index() || is_foreign {
             // A checkpoint was installed and the crash came before the ring was reset to it.
@@ -215,7 +215,7 @@ impl Group {
         self.raw.raft.term
     }
 
-    /// Whom this replica voted for in the current term; 0: nobody.
+    /// Whom this replica voted for in the current term; 0: none.
     pub fn vote(&self) -> u64 {
         self.raw.raft.vote
     }
@@ -359,7 +359,7 @@ impl Group {
         let new = loop {
             match self.admit(&message, &payloads) {
                 // As many entries as there is room for: were all refused, a leader that has filled
-                // its log while this one was away would send all of them again, for ever.
+                // its log while this one was away would send all of them again, without end.
                 Err(StepError::Full { .. }) if message.entries.len() > 1 => {
                     message.entries.truncate(message.entries.len() / 2);
                     payloads = payloads.slice(0..message.payload_bytes() as usize);
@@ -449,10 +449,10 @@ impl Group {
         self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;
     }
 
-    /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs
-    /// its (empty) place in the staging queue. And raft-rs draws election time-outs from the
-    /// thread's generator; they are replaced by a function of seed, term and attempts, so that a
-    /// run can be repeated.
+    /// Follows up on actions that raft-rs took without a call. The entry a new leader begins its
+    /// term with needs its (empty) place in the staging queue. And raft-rs draws election time-outs
+    /// from the thread's generator; they are replaced by a function of seed, term and attempts, so
+    /// that a run can be repeated.
     fn settle(&mut self) {
         let raft = &mut self.raw.raft;
         let unstable = raft.raft_log.unstable_entries();

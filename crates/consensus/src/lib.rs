@@ -6,14 +6,14 @@
 //! - **Out**: messages exist only once what they say is durable. [`Group::take_ready`] gives a
 //!   [`Ready`], whose [`Ready::persist`] writes entries and hard state to the ring; only the ring's
 //!   [`Persisted`] witness opens an [`Outbox`]. [`persist_all`] does so for several groups, with
-//!   the fences of one. A leader's appends say nothing of its own memory: [`persist_all_pipelined`]
-//!   hands them out while that is being written.
+//!   the fences of one. A leader's appends assert nothing about its memory:
+//!   [`persist_all_pipelined`] hands them out while that is being written.
 //!
 //! raft-rs knows an entry's index and term. The payload waits in a staging queue beside it until it
 //! is persisted and is then found in the ring, so it is neither copied nor encoded. All limits
 //! count payload bytes held, which raft-rs cannot see.
 //!
-//! No clock, no sockets, no randomness of its own: time comes as ticks, chance as a seed.
+//! No clock, no sockets, no source of randomness: time comes as ticks, chance as a seed.
 //!
 //! [`Persisted`]: cyclone_wal::ring::Persisted
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
 //! From what raft-rs has ready to what may leave. The types keep the order: a [`Ready`] shows
 //! nothing of its messages, and an [`Outbox`] is made from the ring's witness that everything they
-//! say is durable. Only a leader's appends, which say nothing of its own memory, may leave before
+//! say is durable. Only a leader's appends, which assert nothing about its memory, may leave before
 //! ([`EarlyAppends`]).
 
 use cyclone_pmem::Payload;
@@ -100,7 +100,7 @@ pub fn persist_all<'g, N>(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Outb
 
 /// The same for a host that sends at once what a leader says to its followers: `send` is called
 /// with it while the leader's own copy is on its way to memory, if all of these groups lead and
-/// have new entries to tell of. A leader's appends say nothing of its own memory, and it counts
+/// have new entries to send. A leader's appends assert nothing about its memory, and it counts
 /// itself among those that have an entry only after this call (Ongaro's thesis, §10.2.1).
 pub fn persist_all_pipelined<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,

@@ -1,4 +1,4 @@
-//! Heartbeats further apart while nobody wants anything: what an idle cluster costs is mostly its
+//! Heartbeats further apart while there are no requests: what an idle cluster costs is mostly its
 //! heartbeats (docs/adr/0063).
 //!
 //! A leader that has nothing to do says in its heartbeats that the next one may be long in coming.
@@ -119,7 +119,7 @@ impl Group {
         }
     }
 
-    /// Leader: nobody is behind, and nothing is under way.
+    /// Leader: no follower is behind, and nothing is in flight.
     fn can_quiesce(&self) -> bool {
         let last = self.raw.raft.raft_log.last_index();
         self.quiescence.quiet

@@ -1,6 +1,6 @@
 //! Payloads on their way to the ring. The queue mirrors raft-rs's unstable entries one to one,
 //! behind them the proposals that have not been handed to raft-rs yet. An entry needs no other
-//! handle than its index: (index, term) names one payload for ever, and both sides drop the same
+//! handle than its index: (index, term) names one payload permanently, and both sides drop the same
 //! suffix when a new leader overwrites it.
 
 use std::collections::VecDeque;

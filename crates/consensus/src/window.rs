@@ -90,7 +90,7 @@ impl CongestionWindow {
     }
 
     /// Takes away the entries that there is no room for, in the window or beside what is not
-    /// acknowledged; answers whether any were.
+    /// acknowledged; returns whether any were.
     fn cut(&mut self, message: &mut Message, view: &RaftStorage, most_unacknowledged: u64) -> bool {
         let room = self.bytes.unwrap_or(u64::MAX);
         let (mut kept, mut launched) = (0, 0);

@@ -1,5 +1,5 @@
 //! A leader tells its followers of entries while its own copy is on its way to memory: what a loss
-//! of power leaves then, and what nobody may say before it is durable.
+//! of power leaves then, and what no replica may say before it is durable.
 
 mod support;
 
@@ -65,7 +65,7 @@ fn only_a_leader_speaks_before_its_own_copy_is_durable() {
     assert!(ahead.iter().all(|(_, bytes)| bytes.len() > 100));
     assert!(outbox.messages.is_empty(), "nothing is said twice");
 
-    // Where nobody sends ahead, nothing is missing behind.
+    // Where no leader sends ahead, nothing is missing behind.
     leading.group.propose(payload(2)).unwrap();
     let outbox = leading.group.take_ready().unwrap().persist().unwrap();
     assert_eq!(receivers(&outbox.messages), told);
@@ -79,9 +79,9 @@ fn only_a_leader_speaks_before_its_own_copy_is_durable() {
     assert_eq!(receivers(&outbox.messages), [leader as u64 + 1]);
 }
 
-/// The power goes right after a leader has sent, before any fence; its messages reach nobody, one
-/// follower, or both, and what these answer comes late. Then the cluster agrees, on the entry if
-/// both have it, and goes on.
+/// The power goes right after a leader has sent, before any fence; its messages reach no follower,
+/// one, or both, and what these answer comes late. Then the cluster agrees, on the entry if both
+/// have it, and goes on.
 #[test]
 fn a_leader_may_forget_what_it_has_sent() {
     let mut remembered = 0;
@@ -128,7 +128,7 @@ fn a_leader_may_forget_what_it_has_sent() {
             let kept = |(_, bytes): &(u64, Vec<u8>)| bytes[..] == vec![1; 100][..];
             let is_kept = cluster.committed.get(&index).is_some_and(kept);
             assert!(is_kept || reached != 3, "both followers had it");
-            assert!(!is_kept || reached != 0, "nobody had it");
+            assert!(!is_kept || reached != 0, "no follower had it");
             remembered += usize::from(is_kept && (1..3).contains(&reached));
 
             let leader = cluster.leader().unwrap();

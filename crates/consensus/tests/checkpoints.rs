@@ -68,8 +68,8 @@ fn commit_without(cluster: &mut Cluster, proposer: usize, absent: usize, entries
     }
 }
 
-/// What it holds of its own reaches as far as the checkpoint, and was never committed: it is no
-/// part of what the store has.
+/// What it had before reaches as far as the checkpoint, and was never committed: it is no part of
+/// what the store has.
 #[test]
 fn a_deposed_leaders_entries_do_not_pass_for_what_a_checkpoint_holds() {
     let mut cluster = Cluster::new(3, 5);

@@ -129,8 +129,8 @@ fn check_logs(cluster: &Cluster) {
     }
 }
 
-/// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its
-/// own.
+/// Runs are repeated exactly from their seed: nothing in the group reads a clock or draws at
+/// random.
 #[test]
 fn runs_repeat() {
     let (first, second) = (chaos(7, 2000), chaos(7, 2000));
@@ -159,7 +159,7 @@ fn a_single_replica_serves() {
 
 /// What was proposed in the same step is in its log, and may still be committed by another leader.
 #[test]
-fn a_leader_retires_with_proposals_under_way() {
+fn a_leader_retires_with_proposals_in_flight() {
     let mut cluster = Cluster::new(3, 5);
     let leader = elect(&mut cluster);
     let group = &mut cluster.nodes[leader].group;

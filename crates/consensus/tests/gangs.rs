@@ -301,10 +301,10 @@ fn every_combination_of_votes() {
                 .collect();
             let moved = held.contains(&Moved);
             let decided = moved || !held.contains(&Nothing);
-            let nobody = !held
+            let none_held = !held
                 .iter()
                 .any(|held| matches!(held, Part | Abort | PartThenMoved));
-            let applied = decided && !nobody && !moved && !held.contains(&Abort);
+            let applied = decided && !none_held && !moved && !held.contains(&Abort);
             for seed in 0..20 {
                 let random = &mut Random(seed);
                 let mut replica = Replica::start(
@@ -316,7 +316,7 @@ fn every_combination_of_votes() {
                 );
                 replica.run(random, seed * 3);
                 let ended = replica.finish();
-                assert_eq!(ended, decided || nobody, "{held:?}");
+                assert_eq!(ended, decided || none_held, "{held:?}");
                 assert_eq!(!replica.durable.effects.is_empty(), applied, "{held:?}");
             }
         }

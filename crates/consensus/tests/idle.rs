@@ -12,7 +12,7 @@ fn sent_after(cluster: &mut Cluster, at: usize, ticks: u64) -> usize {
 }
 
 #[test]
-fn nothing_comes_of_ticks_before_the_one_that_is_told() {
+fn ticks_before_the_reported_one_send_nothing() {
     for seed in 0..20 {
         let mut cluster = Cluster::new(3, seed);
         cluster.quiesce();

@@ -77,7 +77,7 @@ fn a_heartbeat_tells_a_follower_what_it_has_lost() {
 }
 
 #[test]
-fn a_follower_without_a_vote_is_filled_again_while_nobody_proposes() {
+fn a_follower_without_a_vote_is_filled_again_without_proposals() {
     for seed in 0..10 {
         let (mut cluster, leader, lost, held, acknowledged) = with_older_copy(seed);
         live(&mut cluster, 40);
@@ -107,7 +107,7 @@ fn a_follower_without_a_vote_is_filled_again_while_nobody_proposes() {
         assert_eq!(group.campaign(), Err(RequestError::NotYet));
         assert_eq!(matched(&cluster), acknowledged);
         assert_eq!(cluster.leader(), Some(leader));
-        // It grants no vote, so nobody but the leader can be elected by it; then it counts again.
+        // It grants no vote, so only the leader can be elected by it; then it counts again.
         let other = 3 - leader - lost;
         let from = other as u64 + 1;
         let mut vote = RaftMessage::new(support::SPEC.log, RaftKind::Vote, from, id, term + 5);

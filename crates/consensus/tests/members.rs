@@ -30,7 +30,7 @@ impl Changing {
         }
     }
 
-    /// Proposes some other membership to whoever leads; some of its replicas may have just started.
+    /// Proposes some other membership to the leader; some of its replicas may have just started.
     fn change(&mut self) {
         let Some(at) = self.cluster.leader() else {
             return;
@@ -142,8 +142,8 @@ impl Changing {
         }
     }
 
-    /// Everything comes to rest: whoever leads is among the voters, all agree, and nobody who is
-    /// gone takes part.
+    /// Everything comes to rest: the leader is among the voters, all agree, and no removed replica
+    /// takes part.
     fn finish(mut self, seed: u64) -> (u64, usize) {
         self.cluster.quiesce();
         let at = self.cluster.leader().expect("a leader");
@@ -240,7 +240,7 @@ fn learn(cluster: &mut Cluster) -> u64 {
 }
 
 /// A crash of the leader, or of everybody, after each message of a change, and after each persisted
-/// step: whoever leads then ends it, in the old membership or in the new one.
+/// step: the next leader ends it, in the old membership or in the new one.
 #[test]
 fn a_crash_at_every_step_of_a_change() {
     for everybody in [false, true] {
@@ -304,7 +304,7 @@ fn a_crash_at_every_step_of_a_change() {
     }
 }
 
-/// Majorities of both halves are needed while a change is under way.
+/// Majorities of both halves are needed while a change is in progress.
 #[test]
 fn a_joint_membership_needs_both_majorities() {
     let mut cluster = three();
@@ -393,8 +393,8 @@ fn a_learner_does_not_count() {
     );
 }
 
-/// One that joins could have lost what it knew: it votes for nobody until a leader has told it who
-/// takes part.
+/// One that joins could have lost what it knew: it votes for no candidate until a leader has told
+/// it who takes part.
 #[test]
 fn who_joins_does_not_vote() {
     let mut cluster = Cluster::new(1, 3);
@@ -411,7 +411,7 @@ fn who_joins_does_not_vote() {
 
 /// Membership entries that do not read, or are another cluster's, never get into a log.
 #[test]
-fn membership_entries_are_looked_at() {
+fn membership_entries_are_checked() {
     let mut cluster = three();
     let members = Members::of_voters(&[1, 2]);
     let follower = (0..3).find(|at| Some(*at) != cluster.leader()).unwrap();

@@ -10,7 +10,7 @@ use support::{Cluster, elect, payload};
 /// Pages of the superblock's segment.
 const BEFORE_LOG: u64 = 4;
 
-/// Two of three get on until so many entries are applied, and let go of them in memory.
+/// Two of three get on until so many entries are applied, and free them in memory.
 fn go_on_without(cluster: &mut Cluster, leader: usize, absent: usize, entries: u64) {
     let gone = cluster.nodes[absent].id;
     let until = cluster.nodes[leader].applied + entries;
@@ -87,7 +87,7 @@ fn a_follower_behind_a_bad_page_gets_a_checkpoint() {
         let group = &mut cluster.nodes[leader].group;
         assert!(group.take_unreadable().is_some(), "{mode:?}");
         assert!(group.take_unreadable().is_none(), "told once, {mode:?}");
-        // An archive is told, too, instead of being asked to wait.
+        // An archive gets the error, too, instead of being asked to wait.
         let ring = group.replay_through() + 1;
         let outcome = group.read_back(1, &mut |_| true);
         assert_eq!(outcome, ReadBack::Gone(ring), "{mode:?}");
@@ -113,7 +113,7 @@ fn a_follower_behind_a_bad_page_gets_a_checkpoint() {
 
 /// An error that goes away does not count.
 #[test]
-fn a_read_that_fails_for_a_moment_is_repeated() {
+fn a_read_that_fails_temporarily_is_repeated() {
     let (mut cluster, leader, behind) = lagging(FlashMode::Second);
     let applied = cluster.nodes[leader].applied;
     let disk = cluster.nodes[leader].disk.clone().unwrap();
@@ -139,8 +139,8 @@ fn a_read_that_fails_for_a_moment_is_repeated() {
     assert!(cluster.nodes[behind].applied >= applied);
 }
 
-/// A start has to replay what the ring does not have, and cannot: it says so instead of trying for
-/// ever.
+/// A start has to replay what the ring does not have, and cannot: it says so instead of trying
+/// without end.
 #[test]
 fn a_replay_from_a_bad_page_fails() {
     for mode in [FlashMode::Second, FlashMode::Only] {

@@ -34,7 +34,7 @@ pub trait Endpoint: Send {
     ) -> Result<MemoryKey, FabricError>;
 
     /// Ends a registration or an append queue's: once this returns, no operation under the key
-    /// takes effect, not even one that was under way (rowan §4.5: a failed server's access ends
+    /// takes effect, not even one that was in flight (rowan §4.5: a failed server's access ends
     /// before a backup is promoted).
     fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError>;
 
@@ -49,7 +49,7 @@ pub trait Endpoint: Send {
     fn used_segments(&mut self, queue: &AppendKey, used: &mut Vec<u64>) -> Result<(), FabricError>;
 
     /// Whether a sender is in the middle of an append, so that closing the queue would wait for it.
-    fn append_is_under_way(&mut self, _queue: &AppendKey) -> bool {
+    fn has_append_in_flight(&mut self, _queue: &AppendKey) -> bool {
         false
     }
 
@@ -65,9 +65,8 @@ pub trait Endpoint: Send {
     fn disconnect(&mut self, connection: ConnectionId);
 
     /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done.
-    /// `Err(Unknown)`: the connection has ended, maybe a moment ago and with its events not yet
-    /// polled. What goes wrong with a posted operation comes as
-    /// [`Event::Failed`].
+    /// `Err(Unknown)`: the connection has ended, maybe very recently and with its events not yet
+    /// polled. What goes wrong with a posted operation comes as [`Event::Failed`].
     fn post(
         &mut self,
         connection: ConnectionId,
@@ -103,9 +102,9 @@ pub trait Endpoint: Send {
         members: &[(ConnectionId, MemoryKey)],
     ) -> Result<ChainId, FabricError>;
 
-    /// Ends a chain: its name is not used again, and what of it is under way may or may not take
-    /// effect, unheard of. The connections stay. Providers that keep nothing per chain need not do
-    /// anything.
+    /// Ends a chain: its name is not used again, and its operations in flight may or may not take
+    /// effect, and are not reported. The connections stay. Providers that keep nothing per chain
+    /// need not do anything.
     fn close_chain(&mut self, _chain: ChainId) {}
 
     /// Posts a chain operation; operations of one chain take effect at each member in order of
@@ -138,8 +137,8 @@ pub struct AppendSpec {
 /// Why the fabric refused a call.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
-    /// Too much is under way: poll, then try again. Nothing was done.
-    #[error("too many operations are under way")]
+    /// Too many operations are in flight: poll, then try again. Nothing was done.
+    #[error("too many operations are in flight")]
     Busy,
     /// There is no such connection, chain, registration or queue, or no longer.
     #[error("no {0} of that name, or no longer")]

@@ -401,7 +401,7 @@ fn a_silent_peer_is_asked_and_a_gone_one_noticed() {
         for _ in 0..2 {
             wait_for(&mut target, |event| matches!(event, Event::Received { .. }));
         }
-        // One answers by itself; the other cannot, and is not taken for dead.
+        // One answers from its own thread; the other cannot, and is not taken for dead.
         let start = std::time::Instant::now();
         let mut events = Vec::new();
         while start.elapsed() < std::time::Duration::from_secs(2) {

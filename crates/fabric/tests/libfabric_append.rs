@@ -155,7 +155,7 @@ fn appends_wait_for_segments_within_a_bound_and_tokens_are_checked() {
                 to,
                 Operation::Append {
                     queue: &queue,
-                    bytes: b"nobody waits",
+                    bytes: b"no one-sided wait",
                 },
                 1,
             )
@@ -337,7 +337,7 @@ fn closed_chains_leave_no_membership_behind() {
             for member in &members {
                 assert_eq!(member.memory().read_vec(64, 64), bytes, "{provider}");
             }
-            // What is under way is not heard of any more.
+            // Operations in flight are not reported any more.
             let flush = ChainOperation::Flush;
             initiator.post_chain(chain, flush, 1000).expect("post");
             initiator.close_chain(chain);

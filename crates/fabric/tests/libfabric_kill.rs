@@ -1,4 +1,4 @@
-//! Processes killed with -9 while operations are under way, targets and initiators: what completed
+//! Processes killed with -9 while operations are in flight, targets and initiators: what completed
 //! is in the target's memory, nothing else is but parts of what was posted, and the survivor hears
 //! of it in time.
 #![cfg(feature = "libfabric")]
@@ -38,9 +38,9 @@ fn survivor(provider: &str) -> OfiOptions {
 fn for_each_that_survives(test: impl Fn(&str)) {
     for_each_provider(|provider| {
         if provider == "shm" {
-            // Seen with 1.17: whoever is killed inside the library keeps a spin lock in shared
-            // memory, and the next who wants it waits for ever inside the library. The fabric's own
-            // provider `shm` has no such locks.
+            // Seen with 1.17: a process that is killed inside the library keeps a spin lock in
+            // shared memory, and the next who wants it waits without end inside the library. The
+            // fabric's own provider `shm` has no such locks.
             eprintln!("libfabric/shm skipped: it does not survive killed peers");
         } else {
             test(provider);
@@ -272,7 +272,7 @@ fn a_sender_killed_amid_writes_leaves_whole_writes_and_a_target_that_goes_on() {
             .expect("register");
         let mut sender = Child::writer(provider, &target.address(), &key);
         let (peer, theirs) = sender.introduced(&mut target);
-        // The survivor has operations of its own under way on the sender's memory.
+        // The survivor also has operations in flight on the sender's memory.
         let (mut number, mut open) = (0, 0);
         while sender.completed().len() < 300 {
             let write = Operation::Write {
@@ -299,7 +299,7 @@ fn a_sender_killed_amid_writes_leaves_whole_writes_and_a_target_that_goes_on() {
         };
         sender.kill();
         // Posted to somebody who is not there any more: it fails, and says what it was. So do those
-        // under way, and then the connection may be known to be gone already.
+        // in flight, and then the connection may be known to be gone already.
         let posted = loop {
             match target.post(peer, write, u64::MAX) {
                 Ok(()) => break true,
@@ -327,7 +327,7 @@ fn a_sender_killed_amid_writes_leaves_whole_writes_and_a_target_that_goes_on() {
     });
 }
 
-/// The provider `sockets` stands still for ever when a connection's receive buffer is full and ends
+/// The provider `sockets` stops permanently when a connection's receive buffer is full and ends
 /// within a message's head; so little is given to it at once. The smaller the buffer, the likelier:
 /// three in a hundred runs of the test above with 96 KiB, thirteen with 32.
 #[test]
@@ -338,7 +338,7 @@ fn sockets_go_on_where_receive_buffers_are_small() {
         .args(["--net", "sh", "-c", small, "true"])
         .status();
     if !tried.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: needs the right to a network namespace with settings of its own");
+        eprintln!("skipped: needs the right to a network namespace with separate settings");
         return;
     }
     for _ in 0..5 {
@@ -405,7 +405,7 @@ fn a_sender_killed_amid_appends_leaves_whole_appends_and_a_queue_that_goes_on() 
             sender.lives();
         }
         sender.kill();
-        // Nothing is under way from here to there, and still it is noticed.
+        // Nothing is in flight from here to there, and still it is noticed.
         assert_eq!(until_noticed(&mut target, peer), [], "{provider}");
         let completed = sender.all_completed();
         // Another sender's appends go through.

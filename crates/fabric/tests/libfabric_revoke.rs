@@ -35,7 +35,7 @@ fn after_a_revocation_nothing_lands() {
             },
             0,
         );
-        // Writes are under way when the access ends.
+        // Writes are in flight when the access ends.
         for n in 0..16 {
             let bytes = vec![0xaa; 64 * 1024];
             pair.post(
@@ -127,8 +127,8 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
         wait_for(&mut paused, |event| completed(event, 1));
         ofi_common::post(&mut bystander, other, write(&kept, &[2; 64]), 2);
         wait_for(&mut bystander, |event| completed(event, 2));
-        // From here on nobody polls for the first initiator: it cannot say that nothing is under
-        // way.
+        // From here on no thread polls for the first initiator: it cannot say that nothing is in
+        // flight.
         target.revoke(&key).expect("revoke");
         target.memory().zero(0, 4096);
         if paused.post(to, write(&key, &[3; 64]), 3).is_ok() {
@@ -162,9 +162,9 @@ fn a_revocation_does_not_wait_for_a_peer_that_is_paused() {
 }
 
 #[test]
-fn a_revocation_cuts_off_what_an_ended_connection_left_under_way() {
+fn a_revocation_cuts_off_what_an_ended_connection_left_in_flight() {
     // Writes are half way through a socket when their connection ends; the target then revokes the
-    // key, which nobody uses any more as far as it knows; then the rest of the bytes comes.
+    // key, which has no users any more as far as it knows; then the rest of the bytes comes.
     for_each_provider(|provider| {
         let mut options = ofi_common::options(provider);
         options.revoke_timeout = std::time::Duration::from_millis(300);

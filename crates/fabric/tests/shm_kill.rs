@@ -1,5 +1,5 @@
-//! Initiators in processes of their own are stopped and killed wherever they happen to be, and so
-//! is an owner.
+//! Initiators in separate processes are stopped and killed wherever they happen to be, and so is an
+//! owner.
 
 mod shm_common;
 
@@ -18,7 +18,7 @@ const SEGMENT: u64 = 256 << 10;
 const POSTED: u64 = 32;
 const MEMORY: u64 = 9 << 20;
 
-/// Not a test of its own, but the other processes of those in this file.
+/// Not a test, but the other processes of those in this file.
 #[test]
 #[ignore = "the other processes of the tests in this file"]
 fn other_process() {
@@ -90,7 +90,7 @@ impl Found {
         }
     }
 
-    /// Every completed record is there once and whole; of the one that was under way at the end
+    /// Every completed record is there once and whole; of the one that was in flight at the end
     /// there may be a part.
     fn check(&self, sender: u64, completed: u64) {
         for number in 0..completed {
@@ -103,8 +103,7 @@ impl Found {
     }
 }
 
-/// Takes used segments, looks at them, zeroes them and posts them again; answers how many there
-/// were.
+/// Takes used segments, checks them, zeroes them and posts them again; returns how many there were.
 fn recycle(owner: &mut ShmEndpoint, queue: &AppendKey, found: &mut Found) -> usize {
     let mut used = Vec::new();
     owner.used_segments(queue, &mut used).expect("used");
@@ -158,8 +157,8 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
         others[victim].kill();
         let new = start(next);
         ended.push(std::mem::replace(&mut others[victim], new));
-        // Its hole, if there is one, stops nobody: more segments are used than were posted when it
-        // died.
+        // Its hole, if there is one, stops no sender: more segments are used than were posted when
+        // it died.
         turn(&mut found, &mut owner, POSTED as usize + 1);
     }
     for mut other in others {
@@ -191,7 +190,7 @@ fn senders_die_and_stall_and_every_completed_record_stands_once() {
     );
 }
 
-/// Calls until it succeeds, letting the stalled go on after the first refusal; answers whether
+/// Calls until it succeeds, letting the stalled go on after the first refusal; returns whether
 /// there was one.
 fn until_done(
     mut call: impl FnMut() -> Result<(), FabricError>,
@@ -209,7 +208,7 @@ fn until_done(
             Err(error) => panic!("{error}"),
         }
     }
-    panic!("refused for ever");
+    panic!("refused permanently");
 }
 
 #[test]
@@ -331,7 +330,7 @@ fn a_chain_cut_anywhere_leaves_a_prefix() {
         assert!(first_has == second_has || first_has == second_has + 1);
         assert!(second_has <= completed + 1);
         for (owner, key) in owners.iter_mut().zip([first, second]) {
-            owner.revoke(&key).expect("nobody is left");
+            owner.revoke(&key).expect("no sender is left");
         }
     }
 }
@@ -391,7 +390,7 @@ fn a_new_life_keeps_the_bytes_and_refuses_old_keys() {
 
     former.kill().expect("kill");
     former.wait().expect("ended");
-    // Nothing is under way: the end itself is told.
+    // Nothing is in flight: the end itself is reported.
     let mut events = Vec::new();
     wait_until("the end of the connection", || {
         initiator.poll(&mut events);
@@ -469,5 +468,5 @@ fn slots_of_the_dead_are_given_away() {
             owner.poll(&mut events);
         }
     }
-    assert!(events.is_empty(), "nobody sent anything: {events:?}");
+    assert!(events.is_empty(), "no peer sent anything: {events:?}");
 }

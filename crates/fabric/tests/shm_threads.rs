@@ -111,7 +111,7 @@ fn end(owner: &mut ShmEndpoint, work: Work) {
         Work::Append(queue) => owner.close_append(&queue).map(drop),
         Work::Write(key) => owner.revoke(&key),
     };
-    ended.expect("nobody stands still");
+    ended.expect("no thread stands still");
 }
 
 #[test]

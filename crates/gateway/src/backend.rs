@@ -23,7 +23,7 @@ pub enum Outcome {
     /// `-TRYAGAIN`.
     Lost,
     /// It may or may not have been executed. Answered with `-ERR outcome unknown` (a read:
-    /// `-TRYAGAIN`).
+    /// `-TRYAGAIN`, a change of members or of the clock, which may be repeated: `-UNKNOWN`).
     Unknown,
     /// The command exceeds the backend's limits; nothing was done.
     TooLarge,
@@ -32,6 +32,9 @@ pub enum Outcome {
     Full,
     /// Refused for this reason; nothing was done. Answered with `-ERR` and the text.
     Refused(String),
+    /// A change of the members would leave no majority that the leader hears from; nothing was
+    /// done. Answered with `-NOQUORUM` and the text.
+    NoQuorum(String),
 }
 
 /// What a client may ask about snapshots.
@@ -113,7 +116,7 @@ pub enum Route {
         /// Where it speaks the Redis protocol: `host:port`.
         addr: String,
     },
-    /// Nobody now.
+    /// No node now.
     NoLeader,
 }
 
@@ -188,7 +191,7 @@ pub trait Backend {
         self.submit_read(ticket, query);
     }
 
-    /// Nobody waits for the answers to these reads any more. They may be answered all the same.
+    /// No client waits for the answers to these reads any more. They may be answered all the same.
     fn forget_reads(&mut self, _tickets: &[u64]) {}
 
     /// Whether this node may show what it has of a slot that another node serves.
@@ -210,11 +213,14 @@ pub trait Backend {
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);
 
-    /// Submits a request about snapshots. Answers false where there are none: then no outcome
-    /// comes.
-    fn submit_snapshot(&mut self, _ticket: u64, _request: SnapshotRequest) -> bool {
+    /// Submits a request about snapshots of the connection `client` (CLIENT ID). Returns false
+    /// where there are none: then no outcome comes.
+    fn submit_snapshot(&mut self, _ticket: u64, _client: u64, _request: SnapshotRequest) -> bool {
         false
     }
+
+    /// A connection that has begun a snapshot is closed: what the backend holds for it is released.
+    fn release_snapshots(&mut self, _client: u64) {}
 
     /// Submits a change of the cluster's members; the answer says that it will be carried out.
     /// Answers false where members are not changed so: then no outcome comes.

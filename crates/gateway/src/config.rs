@@ -1,5 +1,6 @@
 //! Settings and errors.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -19,7 +20,7 @@ const RESERVED_FILES: u64 = 256;
 const BACKLOG: i32 = 16 * 1024;
 
 /// Settings of a gateway.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct GatewayConfig {
     /// Where to listen; port 0 lets the system choose.
     pub listen: SocketAddr,
@@ -72,6 +73,17 @@ pub struct GatewayConfig {
     pub version: String,
     /// Further answers of CONFIG GET; these take precedence over the built-in ones.
     pub settings: Vec<(String, String)>,
+}
+
+impl fmt::Debug for GatewayConfig {
+    /// Without passwords and users.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GatewayConfig")
+            .field("listen", &self.listen)
+            .field("protected_mode", &self.protected_mode)
+            .field("max_clients", &self.max_clients)
+            .finish_non_exhaustive()
+    }
 }
 
 impl GatewayConfig {
@@ -138,8 +150,7 @@ impl GatewayConfig {
         }
     }
 
-    /// Whether a gateway can be opened with these settings, as far as can be told without opening
-    /// it.
+    /// Whether a gateway can be opened with these settings, as far as is known without opening it.
     ///
     /// # Errors
     /// The first setting that is out of range.
@@ -172,7 +183,7 @@ impl GatewayConfig {
                 self.output_limit_bytes,
             ),
             // Within its own bounds a connection alone is never too much. Its buffer may be twice
-            // as long as the requests in it, and as much may be under way once the last request
+            // as long as the requests in it, and as much may be in progress once the last request
             // joins the others.
             (
                 "total_input_bytes",
@@ -295,7 +306,7 @@ mod tests {
     fn clients_fit_into_the_files_that_there_are() {
         assert_eq!(fitting(20_000, files_for(20_000)), 20_000);
         assert_eq!(fitting(20_000, 1024), 768);
-        assert_eq!(fitting(20_000, 10), 1, "one can always be told of it");
+        assert_eq!(fitting(20_000, 10), 1, "one notice always fits");
         let config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
         assert_eq!(config.files_needed(), 20_256);
     }

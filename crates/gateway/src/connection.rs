@@ -26,7 +26,7 @@ const PORTION: usize = 64 * 1024;
 /// Encoded bytes that wait for the socket, at which no further reply is encoded.
 const ENCODED_AHEAD: usize = 256 * 1024;
 
-/// Who a connection is where nobody has logged in.
+/// The user of a connection that has not logged in.
 pub(crate) const DEFAULT_USER: &[u8] = b"default";
 
 /// Where a command stands.
@@ -95,7 +95,7 @@ pub(crate) enum Stall {
 pub(crate) struct Waiting {
     pub(crate) mark: u64,
     pub(crate) replicas: usize,
-    /// `u64::MAX`: for ever.
+    /// `u64::MAX`: no deadline.
     pub(crate) deadline_us: u64,
     /// The client wants no reply.
     pub(crate) quiet: bool,
@@ -135,12 +135,14 @@ pub(crate) struct Session {
     pub(crate) read_mode: Option<ReadMode>,
     /// CLIENT SCANMODE SNAPSHOT.
     pub(crate) holds_scans: bool,
+    /// It has begun a snapshot (CYCLONE SNAPSHOT BEGIN).
+    pub(crate) holds_snapshots: bool,
     pub(crate) no_evict: bool,
     pub(crate) no_touch: bool,
     /// Answer what is pending, then hang up.
     pub(crate) closing: bool,
     pub(crate) waiting: Option<Waiting>,
-    /// An AUTH that the login thread looks at.
+    /// An AUTH that the login thread checks.
     pub(crate) pending_login: Option<PendingLogin>,
     /// Between MULTI and EXEC.
     pub(crate) multi: Option<Box<Multi>>,
@@ -158,7 +160,7 @@ pub(crate) struct Session {
     pub(crate) last_command: &'static str,
 }
 
-/// What CLIENT LIST tells of a connection's replies, in bytes but for `waiting`.
+/// What CLIENT LIST reports about a connection's replies, in bytes but for `waiting`.
 pub(crate) struct Buffers {
     pub(crate) allocated: usize,
     /// Encoded and not sent.
@@ -200,6 +202,7 @@ impl Session {
             readonly: false,
             read_mode: None,
             holds_scans: false,
+            holds_snapshots: false,
             no_evict: false,
             no_touch: false,
             closing: false,
@@ -302,7 +305,7 @@ impl Session {
         self.pending.push_back(pending);
     }
 
-    /// Notes an outcome; answers whether the oldest command is now answered. A second outcome is
+    /// Notes an outcome; returns whether the oldest command is now answered. A second outcome is
     /// ignored.
     pub(crate) fn complete(&mut self, seq: u32, outcome: Outcome) -> bool {
         let offset = seq.wrapping_sub(self.head) & SEQ_MASK;
@@ -331,7 +334,7 @@ impl Session {
         front.is_some_and(|front| !matches!(front.state, State::Waiting))
     }
 
-    /// The long replies that nobody takes any more.
+    /// The long replies that the client takes no more.
     pub(crate) fn discarded_replies(&mut self) -> impl Iterator<Item = ReplyEncoder> + '_ {
         self.pending.drain(..).filter_map(|it| match it.state {
             State::PartlyEncoded(rest) => Some(rest),
@@ -453,7 +456,7 @@ fn held(outcome: &Outcome) -> usize {
     }
     let behind = match outcome {
         Outcome::Done(reply) => behind(reply),
-        Outcome::Refused(reason) => reason.capacity() + BLOCK,
+        Outcome::Refused(reason) | Outcome::NoQuorum(reason) => reason.capacity() + BLOCK,
         _ => 0,
     };
     size_of::<Outcome>() + behind
@@ -479,6 +482,10 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             out,
             "TRYAGAIN not done: the store of this node is damaged, retry when another node leads",
         ),
+        Outcome::Unknown if pending.shape == Shape::Repeatable => encode::error(
+            out,
+            "UNKNOWN outcome: leadership changed before the change was confirmed; give the command again",
+        ),
         Outcome::Unknown if !pending.is_read => encode::error(
             out,
             "ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done",
@@ -488,6 +495,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
         }
         Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
         Outcome::Refused(reason) => encode::error(out, format!("ERR {reason}")),
+        Outcome::NoQuorum(reason) => encode::error(out, format!("NOQUORUM {reason}")),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }

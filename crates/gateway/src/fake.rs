@@ -1,6 +1,6 @@
 //! A backend in memory, for tests: no log, no replicas, and everything a test wants to go wrong.
 
-mod more;
+mod versions;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,9 @@ use cyclone_wire::glob::Pattern;
 use cyclone_wire::long_double::LongDouble;
 use cyclone_wire::reply::{Failure, Reply};
 
-use crate::backend::{Backend, InfoSection, Outcome, OwnKeys, Route, Topology, TopologyNode};
+use crate::backend::{
+    Backend, InfoSection, MemberRequest, Outcome, OwnKeys, Route, Topology, TopologyNode,
+};
 
 /// Keys and values in memory. Commands take effect when they are submitted; outcomes come when
 /// `hold` is off.
@@ -44,7 +46,7 @@ pub struct MemoryBackend {
     pub submitted: Vec<(u64, bool)>,
     /// Whether to note them.
     pub record: bool,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     pub forgotten: Vec<u64>,
     /// Who answers what concerns all keys, if not who serves all slots.
     pub route_of_all: Option<Route>,
@@ -343,6 +345,16 @@ impl Backend for MemoryBackend {
 
     fn is_backpressured(&self) -> bool {
         self.pressed
+    }
+
+    fn submit_member(&mut self, ticket: u64, _request: MemberRequest) -> bool {
+        self.submit(ticket, true, |_| Reply::Ok);
+        true
+    }
+
+    fn submit_clock_reset(&mut self, ticket: u64) -> bool {
+        self.submit(ticket, true, |_| Reply::Ok);
+        true
     }
 
     fn submit_digest(&mut self, ticket: u64) {

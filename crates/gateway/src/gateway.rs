@@ -17,7 +17,7 @@ use mio::{Interest, Registry, Token};
 
 use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
-use crate::connection::{Connection, Flushed, KEPT_BUFFER};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
 use crate::login::{Logins, Users};
 use crate::memory::{HeldBytes, Totals};
 use crate::reply_encoder::ReplyEncoder;
@@ -43,7 +43,7 @@ const SCRATCH_BYTES: usize = 32 * 1024;
 const COMMANDS_PER_STEP: u64 = 256;
 /// Bytes of replies after which a step encodes no further long ones, for the same reason.
 const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
-/// Bytes of replies that nobody takes any more, whose memory a step gives back.
+/// Bytes of discarded replies, whose memory a step gives back.
 const DISCARDED_PER_STEP: usize = 16 * 1024 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
@@ -164,9 +164,11 @@ pub struct Gateway {
     encode_budget: usize,
     /// How many of `dirty` had their turn before that was nothing; 0 while there is some.
     encoded_dirty: usize,
-    /// Tickets of reads that nobody waits for any more.
+    /// Tickets of reads that no client waits for any more.
     cancelled_reads: Vec<u64>,
-    /// Replies that nobody takes any more.
+    /// Closed connections (CLIENT ID) whose snapshots the backend still holds.
+    unreleased_snapshots: Vec<u64>,
+    /// Replies that no client takes any more.
     discarded_replies: Vec<ReplyEncoder>,
     drained: Vec<(u64, Outcome)>,
     /// Connections that were turned away with a reply.
@@ -234,6 +236,7 @@ impl Gateway {
             encode_budget: ENCODED_PER_STEP,
             encoded_dirty: 0,
             cancelled_reads: Vec::new(),
+            unreleased_snapshots: Vec::new(),
             discarded_replies: Vec::new(),
             drained: Vec::new(),
             rejected_connections: RejectedConnections::default(),
@@ -327,6 +330,7 @@ impl Gateway {
             || !self.dirty.is_empty()
             || !self.handshaking.is_empty()
             || !self.discarded_replies.is_empty()
+            || !self.unreleased_snapshots.is_empty()
             || self.shared.totals.excess(&self.shared.config).is_some()
             || self.shared.logins.as_ref().is_some_and(Logins::has_answers)
     }
@@ -363,6 +367,9 @@ impl Gateway {
             backend.forget_reads(&self.cancelled_reads);
             self.cancelled_reads.clear();
         }
+        for client in self.unreleased_snapshots.drain(..) {
+            backend.release_snapshots(client);
+        }
         self.free_discarded_replies();
         self.rejected_connections.close_expired(now_us);
         let mut work = self.accept(now_us) + self.answer_logins(backend);
@@ -377,7 +384,7 @@ impl Gateway {
                 break;
             }
             let mut ready = std::mem::take(&mut self.ready);
-            let mut looked_at = 0;
+            let mut checked = 0;
             for index in &ready {
                 let ran = self.shared.stats.commands - commands_before;
                 let (pressed, open) = (backend.is_backpressured(), self.slab.len());
@@ -385,11 +392,11 @@ impl Gateway {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
-                looked_at += 1;
+                checked += 1;
             }
-            work += looked_at;
+            work += checked;
             // The others are first in the next step.
-            drop(self.next_ready.splice(..0, ready.drain(looked_at..)));
+            drop(self.next_ready.splice(..0, ready.drain(checked..)));
             self.recycle_ready(ready);
             let mut drained = std::mem::take(&mut self.drained);
             backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));
@@ -505,7 +512,7 @@ impl Gateway {
         flushed
     }
 
-    /// Writes what a connection is owed; answers whether it lives on.
+    /// Writes what a connection is owed; returns whether it lives on.
     fn write(&mut self, connection: &mut Connection, now_us: u64) -> bool {
         let before = connection.session.out.len() - connection.session.sent();
         let flushed = connection.write(now_us);
@@ -582,6 +589,13 @@ impl Gateway {
         }
     }
 
+    /// Lets the backend release, in the next step, the snapshots that a connection has begun.
+    pub(crate) fn release_snapshots(&mut self, session: &mut Session) {
+        if std::mem::take(&mut session.holds_snapshots) {
+            self.unreleased_snapshots.push(session.id);
+        }
+    }
+
     /// Ends a connection that has been taken out of the slab.
     pub(crate) fn close(&mut self, mut connection: Box<Connection>) {
         // It may fail only if it was never registered; closing the socket takes it off the queue
@@ -602,6 +616,7 @@ impl Gateway {
             .extend(connection.session.unanswered_reads());
         self.discarded_replies
             .extend(connection.session.discarded_replies());
+        self.release_snapshots(&mut connection.session);
         self.slab.free(index);
         self.shared.connected = self.slab.len();
     }

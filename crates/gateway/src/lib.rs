@@ -5,7 +5,7 @@
 //! A [`Gateway`] is a step object for someone else's event loop, so that one thread polls packets,
 //! timers and RESP sockets. Each round of that loop:
 //!
-//! 1. [`Gateway::handle`] for each event (it answers whether the token was its own),
+//! 1. [`Gateway::handle`] for each event (it returns whether the token was its own),
 //! 2. [`Gateway::step`]: accepts, reads, parses, submits to the backend,
 //! 3. [`Gateway::complete`] for every outcome that has come to be since,
 //! 4. [`Gateway::flush`]: one write per connection. (`step` flushes as well; this one saves the
@@ -17,8 +17,8 @@
 //! submitted while earlier writes are pending (the backend makes it see them), but a write waits
 //! for the connection's unanswered reads. Pipelined commands take effect in order as far as their
 //! keys are in one log; where the backend has several, a write may take effect before an earlier
-//! one to a key of another log, and be done though that one is refused. Whoever needs order across
-//! keys waits for the reply, or uses MULTI.
+//! one to a key of another log, and be done though that one is refused. A client that needs order
+//! across keys waits for the reply, or uses MULTI.
 //!
 //! Everything a client can make the gateway hold or do at a time is bounded: per connection, for
 //! all connections together ([`Gateway::held`]; [`Gateway::next_eviction`] tells who was closed),

@@ -1,6 +1,6 @@
 //! Users and their hashed passwords. Argon2 costs tens of milliseconds and of megabytes by
-//! intention, so it is computed by one thread of its own, which serves addresses in turn; a
-//! password that was right once is recognised by a keyed digest, in the loop, from then on.
+//! intention, so it is computed by one separate thread, which serves addresses in turn; a password
+//! that was right once is recognised by a keyed digest, in the loop, from then on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ mod queue;
 /// Most memory a stored hash may ask for, in KiB, and most rounds.
 const MOST_MEMORY_KIB: u32 = 256 * 1024;
 const MOST_ROUNDS: u32 = 32;
-/// Longest password that is looked at, in bytes.
+/// Longest password that is checked, in bytes.
 const LONGEST: usize = 512;
 
 /// Users by name, each with the hashes of the passwords that are accepted. All users may do
@@ -234,7 +234,7 @@ impl CurrentUsers {
 pub(crate) enum Verdict {
     Right,
     Wrong,
-    /// It was not looked at: others that had fewer waiting needed its place.
+    /// It was not checked: others that had fewer waiting needed its place.
     Displaced,
 }
 
@@ -245,7 +245,7 @@ pub(crate) enum AskOutcome {
     Right,
     /// Certainly wrong.
     Wrong,
-    /// The thread looks at it; the answer comes under the ticket.
+    /// The thread checks it; the answer comes under the ticket.
     Later,
     /// Too many wait.
     Busy,
@@ -283,7 +283,7 @@ impl Logins {
         std::thread::Builder::new()
             .name("cyclone-login".to_owned())
             .spawn(move || {
-                // Without the thread nobody is to wait.
+                // Without the thread no login may wait.
                 let asked = CloseOnDrop(asked);
                 answer(&users, own, &asked.0, &answered, ring);
             })?;
@@ -298,8 +298,8 @@ impl Logins {
         })
     }
 
-    /// Other users from now on: what was right is looked at again. What the thread is looking at it
-    /// decides by either.
+    /// Other users from now on: what was right is checked again. The login being checked may be
+    /// decided by either.
     pub(crate) fn renew(&mut self, users: Users) {
         self.generation += 1;
         self.known.digests.clear();
@@ -337,7 +337,7 @@ impl Logins {
         }
     }
 
-    /// Nobody waits for the answer any more.
+    /// No client waits for the answer any more.
     pub(crate) fn forget(&mut self, ticket: u64, peer: IpAddr) {
         self.login_queue
             .change(|waiting| waiting.take(ticket, peer));

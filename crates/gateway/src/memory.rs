@@ -1,4 +1,4 @@
-//! What the connections hold together. Each has bounds of its own, far above what most need at a
+//! What the connections hold together. Each has separate bounds, far above what most need at a
 //! time; all of them at these bounds would be more than a machine has.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ const MAX_REPORTED_EVICTIONS: usize = 64;
 /// Bytes of memory, of one connection or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBytes {
-    /// Requests that have not been executed: partial ones, those that wait or are under way,
+    /// Requests that have not been executed: partial ones, those that wait or are in progress,
     /// transactions, watched keys.
     pub input_bytes: usize,
     /// Replies that have not been sent, in full until all of one has been encoded, and what is

@@ -125,7 +125,7 @@ impl Gateway {
         lives
     }
 
-    /// One read, and what it brings; answers whether the connection lives on.
+    /// One read, and what it brings; returns whether the connection lives on.
     fn read(
         &mut self,
         connection: &mut Connection,
@@ -135,8 +135,10 @@ impl Gateway {
     ) -> bool {
         let count = match connection.stream.read(scratch) {
             Ok(0) => {
-                // Half-closed: what is pending is still answered.
+                // Half-closed: what is pending is still answered. No piece of a snapshot can be
+                // asked for any more.
                 connection.ended = true;
+                self.release_snapshots(&mut connection.session);
                 connection.readable = false;
                 return true;
             }
@@ -170,7 +172,7 @@ impl Gateway {
         ran != RunOutcome::HangUp
     }
 
-    /// Runs what has been kept; answers whether the connection lives on.
+    /// Runs what has been kept; returns whether the connection lives on.
     fn run_input(
         &mut self,
         connection: &mut Connection,
@@ -366,7 +368,7 @@ impl Gateway {
         RunOutcome::All
     }
 
-    /// Reads and drops what the peer still sends; answers whether to go on.
+    /// Reads and drops what the peer still sends; returns whether to go on.
     fn discard(&mut self, connection: &mut Connection) -> bool {
         match connection.stream.read(&mut self.scratch) {
             Ok(0) => false,

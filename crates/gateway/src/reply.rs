@@ -26,6 +26,8 @@ pub(crate) enum Shape {
     NilOrError(&'static str),
     /// SCAN with a TYPE that no key has: the cursor alone.
     CursorOnly,
+    /// A change that may be repeated: an unknown outcome is answered `-UNKNOWN`.
+    Repeatable,
 }
 
 /// Who serves a slot, or all keys.

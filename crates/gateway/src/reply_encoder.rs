@@ -55,7 +55,8 @@ impl ReplyEncoder {
         }
     }
 
-    /// A reply that nobody takes, if it is worth while to give its memory back a portion at a time.
+    /// A reply that no client takes, if it is worth while to give its memory back a portion at a
+    /// time.
     pub(crate) fn from_discarded(outcome: Outcome) -> Option<ReplyEncoder> {
         match outcome {
             Outcome::Done(reply @ Reply::Array(_)) => {
@@ -65,7 +66,7 @@ impl ReplyEncoder {
         }
     }
 
-    /// Appends about as many bytes as asked for, or what is left; answers whether nothing is.
+    /// Appends about as many bytes as asked for, or what is left; returns whether nothing is.
     pub(crate) fn encode(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
         let end = out.len() + most;
         while out.len() < end
@@ -116,8 +117,8 @@ impl ReplyEncoder {
         self.remaining.is_empty()
     }
 
-    /// Gives back the memory of what nobody takes any more: about as many bytes as `most` says,
-    /// which become fewer. Answers whether nothing is left.
+    /// Gives back the memory of discarded replies: about as many bytes as `most` says, which become
+    /// fewer. Returns whether nothing is left.
     pub(crate) fn discard(&mut self, most: &mut usize) -> bool {
         while *most > 0
             && let Some(next) = self.remaining.pop()

@@ -228,7 +228,7 @@ fn server_commands() {
     );
 }
 
-/// Whoever is told to try HELP gets help.
+/// A client that is referred to HELP gets help.
 #[test]
 fn help_is_what_the_errors_say_it_is() {
     let server = Server::plain();
@@ -263,7 +263,7 @@ fn help_is_what_the_errors_say_it_is() {
     }
 }
 
-/// Nodes that show their own keys do so whoever serves the first slot.
+/// Nodes that show their own keys do so whichever node serves the first slot.
 #[test]
 fn all_keys_may_be_served_elsewhere_than_a_slot() {
     let server = Server::plain();
@@ -303,8 +303,8 @@ fn all_keys_may_be_served_elsewhere_than_a_slot() {
     c.ask("GET a", "-MOVED 15495 127.0.0.1:7002\r\n");
 }
 
-/// A replica answers what it has of all keys, as Redis' replicas do, and sends nobody elsewhere for
-/// that.
+/// A replica answers what it has of all keys, as Redis' replicas do, and sends no client elsewhere
+/// for that.
 #[test]
 fn replicas_answer_reads_of_all_keys() {
     let server = Server::plain();
@@ -435,11 +435,31 @@ fn elsewhere_and_nowhere() {
         server.backend().fail = Some(outcome);
         c.ask("SET foo 1", reply);
     }
+    // A program tells an operator's commands' outcomes apart by their codes.
+    for command in ["CYCLONE MEMBER REMOVE 3", "CYCLONE CLOCK RESET"] {
+        let cases = [
+            (None, "+OK\r\n"),
+            (
+                Some(Outcome::Unknown),
+                "-UNKNOWN outcome: leadership changed before the change was confirmed; give the command again\r\n",
+            ),
+            (
+                Some(Outcome::NoQuorum("only 1 of 3".into())),
+                "-NOQUORUM only 1 of 3\r\n",
+            ),
+            (Some(Outcome::Refused("why".into())), "-ERR why\r\n"),
+        ];
+        for (outcome, reply) in cases {
+            server.backend().fail = outcome;
+            c.ask(command, reply);
+        }
+    }
+    server.backend().fail = Some(Outcome::Unknown);
     c.ask(
         "GET foo",
         "-TRYAGAIN not done: leadership changed, retry\r\n",
     );
-    // Lost leadership while the command was under way: where to go is known only later.
+    // Lost leadership while the command was in progress: where to go is known only later.
     server.backend().fail = Some(Outcome::NotLeader);
     server.backend().hold = true;
     server.backend().record = true;

@@ -238,9 +238,9 @@ fn wait() {
     });
 }
 
-/// Whoever wants no replies gets none, also not those that come late or from the parser.
+/// A client that wants no replies gets none, also not those that come late or from the parser.
 #[test]
-fn replies_that_nobody_wants_are_not_sent() {
+fn replies_that_are_switched_off_are_not_sent() {
     let mut config = config();
     (config.max_key_bytes, config.max_value_bytes) = (10, 1000);
     let server = Server::start(config);

@@ -201,7 +201,7 @@ fn long_replies_leave_in_portions() {
     .concat();
     assert!(c.take(wanted.len()) == wanted);
     c.ask("PING", "+PONG\r\n");
-    // What nobody is to hear is not said, however long it is.
+    // A reply that was switched off is not sent, however long it is.
     c.send(format!("CLIENT REPLY SKIP\r\nMGET {keys}\r\nPING\r\n"));
     c.expect("+PONG\r\n");
 }
@@ -221,7 +221,7 @@ fn half_closed_connections_get_their_answers() {
 }
 
 #[test]
-fn outcomes_of_the_departed_reach_nobody() {
+fn outcomes_of_closed_connections_are_dropped() {
     let server = Server::plain();
     server.backend().hold = true;
     server.backend().record = true;
@@ -261,7 +261,7 @@ fn slow_readers_are_dropped() {
         .backend()
         .data
         .insert(b"big".to_vec(), vec![b'x'; 1_000_000]);
-    // Past the hard limit at once: many answers were under way before the first was unsent.
+    // Past the hard limit at once: many answers were in progress before the first was unsent.
     let mut c = server.client();
     c.send("GET big\r\n".repeat(200));
     server.until("dropped at the limit", |server| {

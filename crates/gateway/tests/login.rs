@@ -1,4 +1,4 @@
-//! Before a login: how long a stranger may stay, and in which order guesses are looked at.
+//! Before a login: how long a stranger may stay, and in which order guesses are checked.
 
 mod common;
 
@@ -47,7 +47,7 @@ fn strangers_do_not_stay() {
     assert_eq!(stage.gateway.connections(), 1);
     assert_eq!(stage.gateway.stats().login_timeouts, 2);
     assert!(closed(&mut idle) && closed(&mut partial) && !closed(&mut known));
-    // Whoever becomes a stranger again has as long.
+    // A client that becomes a stranger again has as long.
     known.write_all(b"RESET\r\n").unwrap();
     stage.settle(100 * SECOND);
     expect(&mut known, "+RESET\r\n");
@@ -108,7 +108,7 @@ fn only_the_first_reset_after_a_login_begins_a_new_time() {
 }
 
 #[test]
-fn without_a_password_nobody_is_a_stranger() {
+fn without_a_password_no_client_is_a_stranger() {
     let mut stage = Stage::new(config());
     let mut client = stage.client(1);
     stage.settle(1000 * SECOND);
@@ -152,7 +152,7 @@ fn guess_beside(server: &Server, client: &mut Client) -> u64 {
 }
 
 #[test]
-fn guesses_of_those_who_have_gone_are_not_looked_at() {
+fn guesses_of_closed_connections_are_not_checked() {
     let server = with_users();
     let mut client = server.client();
     let one = guess(&mut client).max(guess(&mut client));
@@ -171,7 +171,7 @@ fn guesses_of_those_who_have_gone_are_not_looked_at() {
 
 /// After an orderly end it cannot be known whether somebody still listens.
 #[test]
-fn whoever_has_sent_all_is_answered_after_the_others() {
+fn a_client_that_has_sent_all_is_answered_after_the_others() {
     let server = with_users();
     let mut client = server.client();
     guess(&mut client);

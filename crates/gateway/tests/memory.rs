@@ -36,12 +36,12 @@ fn partial_requests_together_stay_within_the_limit() {
     let evicted = stage.gateway.stats().evicted;
     assert!((8..20).contains(&evicted), "{evicted}");
     assert_eq!(stage.gateway.connections() as u64, 21 - evicted);
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Input);
     assert!(told.total > LIMIT && told.held > 200_000, "{told:?}");
     let text = told.to_string();
     assert!(text.contains("all connections held") && text.contains("requests not executed"));
-    // Nobody else is worse off.
+    // No other client is worse off.
     small.write_all(b"PING\r\n").unwrap();
     stage.settle(3 * MS);
     expect(&mut small, "+PONG\r\n");
@@ -78,13 +78,13 @@ fn replies_together_stay_within_the_limit() {
     }
     assert!(stage.gateway.stats().evicted > 0);
     assert_eq!(stage.gateway.stats().slow_readers, 0);
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Output);
     small.write_all(b"PING\r\n").unwrap();
     stage.settle(3 * MS);
     expect(&mut small, "+PONG\r\n");
 
-    // Whoever was not closed and takes its replies in the end gets them all.
+    // A client that was not closed and takes its replies in the end gets them all.
     let whole = 20 * (1_000_000 + "$1000000\r\n\r\n".len());
     let mut served = 0;
     let mut piece = vec![0; 1 << 20];
@@ -192,7 +192,7 @@ fn send(stage: &mut Stage, client: &mut TcpStream, mut bytes: &[u8]) {
 
 /// Requests are with the backend once they have left the buffers here.
 #[test]
-fn what_is_under_way_is_counted_until_it_is_answered() {
+fn requests_in_progress_are_counted_until_they_are_answered() {
     let mut stage = Stage::new(config());
     let mut client = stage.client(1);
     stage.backend.hold = true;
@@ -240,7 +240,7 @@ fn places_of_arguments_are_counted() {
 
 /// Six clients ask for many keys twice, and the backend takes its time.
 #[test]
-fn requests_under_way_together_stay_within_the_limit() {
+fn requests_in_progress_together_stay_within_the_limit() {
     let mut config = config();
     config.max_value_bytes = 100_000;
     (config.max_query_buffer, config.total_input_bytes) = (LIMIT / 4, LIMIT);
@@ -256,13 +256,13 @@ fn requests_under_way_together_stay_within_the_limit() {
     }
     let evicted = stage.gateway.stats().evicted;
     assert!((1..6).contains(&evicted), "{evicted}");
-    let told = stage.gateway.next_eviction().expect("the operator is told");
+    let told = stage.gateway.next_eviction().expect("the operator sees it");
     assert_eq!(told.direction, Direction::Input);
-    // The backend is told what nobody waits for.
+    // The backend is notified of reads that no client waits for.
     stage.settle(3 * MS);
     assert!(!stage.backend.forgotten.is_empty());
     let held = stage.gateway.held().input_bytes;
-    let under_way = stage.gateway.connections() * 2 * ask.len();
+    let in_flight = stage.gateway.connections() * 2 * ask.len();
     // A buffer may not have been given back yet.
-    assert!((under_way..=LIMIT).contains(&held), "{held} of {under_way}");
+    assert!((in_flight..=LIMIT).contains(&held), "{held} of {in_flight}");
 }

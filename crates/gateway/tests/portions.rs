@@ -54,7 +54,7 @@ fn long_replies_take_turns_and_short_ones_wait_for_none() {
     expect(&mut other, "+OK\r\n");
     assert!(!has_come(&other));
 
-    // Whoever got nothing is the first now.
+    // The one that got nothing is the first now.
     stage.gateway.step(2 * MS, &mut stage.backend);
     for client in readers.iter_mut().chain([&mut other]) {
         expect(client, "$1000000\r\n");

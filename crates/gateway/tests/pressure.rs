@@ -53,7 +53,7 @@ fn after_long_each_caller_is_heard_once() {
 }
 
 #[test]
-fn whoever_left_while_waiting_is_not_looked_after() {
+fn a_connection_closed_while_waiting_is_forgotten() {
     let mut stage = Stage::new(config());
     let mut client = stage.client(1);
     stage.backend.pressed = true;

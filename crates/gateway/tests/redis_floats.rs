@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// Random sums over values that are set now and then; each reply is compared, and what is stored.
+/// Random sums over values that are set at times; each reply is compared, and what is stored.
 #[test]
 fn sums_of_floats_are_those_of_redis() {
     let Some(redis) = Redis::start() else {

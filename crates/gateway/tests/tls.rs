@@ -186,7 +186,7 @@ fn strangers_to_tls_are_dropped() {
     let answer = plain.rest();
     assert!(!answer.starts_with(b"+PONG"), "{answer:?}");
     // The server's figures are those of its last whole step; the stranger may be gone before they
-    // are told.
+    // are reported.
     server.until("the stranger is counted", |server| {
         server.stats().tls_failed == 1 && server.connections() == 0
     });
@@ -203,7 +203,7 @@ fn strangers_to_tls_are_dropped() {
         "{end:?} after {:?}",
         started.elapsed()
     );
-    // Somebody who breaks off in the middle of a handshake harms nobody.
+    // Somebody who breaks off in the middle of a handshake harms no other client.
     let mut torn = Client::connect(server.addr);
     torn.send([0x16, 3, 1, 0x40, 0]);
     drop(torn);
@@ -312,11 +312,11 @@ fn hashed_passwords() {
     client.ask("AUTH ada first", "+OK\r\n");
     client.send(request(&[b"SET", b"k", &[b'x'; 100_000]]));
     client.expect("+OK\r\n");
-    // Logins that nobody waits for any more end without harm.
+    // Logins that no client waits for any more end without harm.
     for _ in 0..8 {
         server.client().send("AUTH ada gone\r\n");
     }
-    server.until("all wrong ones have been looked at", |server| {
+    server.until("all wrong ones have been checked", |server| {
         server.connections() <= 3
     });
     server.client().ask("AUTH open", "+OK\r\n");
@@ -341,7 +341,7 @@ fn wrong_passwords_do_not_hold_up_others() {
     }
     assert!(
         answered > 5,
-        "{answered} rounds while 10 guesses were looked at"
+        "{answered} rounds while 10 guesses were checked"
     );
     for client in &mut guessing {
         client.expect(WRONG);

@@ -35,7 +35,7 @@ fn what_replicas_hold_is_asked_once_for_all_that_wait() {
     stage.backend.acked = 1;
     stage.gateway.step(5 * MS, &mut stage.backend);
     clients.iter_mut().for_each(|one| expect(one, ":1\r\n"));
-    // Nobody is left to ask for.
+    // No connection is left to ask for.
     let before = stage.backend.acked_asked.get();
     stage.gateway.step(6 * MS, &mut stage.backend);
     assert_eq!(stage.backend.acked_asked.get(), before);
@@ -47,7 +47,7 @@ fn a_wait_ends_in_time_and_with_leadership_though_replicas_say_nothing() {
     let waits = ["WAIT 3 50\r\n", "WAIT 3 0\r\n", "WAIT 3 20\r\n"];
     let mut clients = waiting(&mut stage, &waits);
     assert_eq!(stage.gateway.next_timeout_us(2 * MS), Some(19 * MS));
-    // Whoever would be late first goes.
+    // The one with the first deadline goes.
     let gone = clients.pop().unwrap();
     set_socket_linger(&gone, Some(Duration::ZERO)).unwrap();
     drop(gone);

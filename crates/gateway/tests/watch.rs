@@ -108,7 +108,7 @@ fn a_refused_watch_is_forgotten_with_the_others() {
 /// Two WATCHes of as many keys as a batch takes, the second before the first is answered: the entry
 /// could not be read when it is applied.
 #[test]
-fn keys_of_watches_under_way_count() {
+fn keys_of_watches_in_progress_count() {
     let server = Server::plain();
     let mut c = server.client();
     server.backend().hold = true;

@@ -38,8 +38,8 @@ fn redis_port_warning(settings: &GatewayConfig) -> Option<&'static str> {
     }
     if !settings.has_authentication() {
         return Some(
-            "the Redis port asks for no password, user or client certificate, and redis.protected_mode = false: whoever \
-             reaches it may read and write everything",
+            "the Redis port asks for no password, user or client certificate, and \
+             redis.protected_mode = false: any client that reaches it may read and write everything",
         );
     }
     let in_clear = settings.tls.is_none() && !settings.users.is_empty();

@@ -1,5 +1,5 @@
-//! `cyclone ctl member add|move|promote|remove|replace`: asks whoever leads, and waits until every
-//! log has come there. Each can be given again after anything: what is so already is left as it is.
+//! `cyclone ctl member add|move|promote|remove|replace`: asks the leader, and waits until every log
+//! has come there. Each can be given again after anything: what is so already is left as it is.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -9,15 +9,15 @@ use anyhow::{Context, Result, bail};
 use cyclone_gateway::MemberRequest as Change;
 
 use crate::ctl;
+use crate::error_text::{AccessDenied, error_text};
 use crate::members::{Part, Standing};
 use crate::resp::{self, Access};
-use crate::told::{AccessDenied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before asking again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Nobody waits for longer, whatever they say: a year.
+/// The longest wait, whatever the option says: a year.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The command that asks a node for it.
@@ -66,7 +66,7 @@ enum Answer {
     Later(String),
     /// Not with the members that the leader has heard from since it last counted them, which it
     /// does often.
-    Unheard(String),
+    TooFewHeard(String),
     /// Not to us. Of the node that is to go, that may be so without hindering anything.
     AccessDenied(anyhow::Error),
 }
@@ -77,24 +77,21 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
         Err(error) if error.downcast_ref::<AccessDenied>().is_some() => {
             return Ok(Answer::AccessDenied(error));
         }
-        Err(error) => return Ok(Answer::Later(told(&error))),
+        Err(error) => return Ok(Answer::Later(error_text(&error))),
     };
     match command(change).query::<()>(&mut connection) {
         Ok(()) => Ok(Answer::Accepted),
         Err(error) => match error.code() {
-            // Not the leader, not yet, or nobody knows whether: ask again.
-            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN") => {
+            // Not the leader, not yet, or an unknown outcome: ask again.
+            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN" | "UNKNOWN") => {
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
             Some("NOAUTH") => Ok(Answer::AccessDenied(AccessDenied::NoPassword.into())),
-            Some(_) => match error.detail().unwrap_or("refused") {
-                why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
-                why if why.starts_with("outcome unknown") => {
-                    Ok(Answer::Later(format!("{address}: {why}")))
-                }
-                why => bail!("{why}"),
-            },
+            Some("NOQUORUM") => Ok(Answer::TooFewHeard(
+                error.detail().unwrap_or("no majority").to_owned(),
+            )),
+            Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
         },
     }
 }
@@ -105,7 +102,7 @@ const UNHEARD: Duration = Duration::from_secs(1);
 
 /// Makes a change and waits for its end, at most until then.
 fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) -> Result<()> {
-    let mut last = "nobody leads".to_owned();
+    let mut last = "no node leads".to_owned();
     let mut accepted = false;
     let mut unheard_since = None;
     // Of a cluster that loses the node named, the others are still known.
@@ -127,7 +124,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                 match ask(*address, access, change)? {
                     Answer::Accepted => accepted = true,
                     Answer::Later(why) => last = why,
-                    Answer::Unheard(why) => {
+                    Answer::TooFewHeard(why) => {
                         let since = *unheard_since.get_or_insert_with(Instant::now);
                         if since.elapsed() > UNHEARD {
                             bail!("{why}");
@@ -146,7 +143,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                     return Err(error);
                 }
                 // Of all answers the one that something can be done about.
-                last = told(&error);
+                last = error_text(&error);
             }
         }
         sleep(PAUSE);
@@ -166,7 +163,9 @@ fn check_ids(change: &Change) -> Result<()> {
         Change::Replace { old, id, .. } => [*old, *id],
     };
     match ids.iter().find(|id| !(1..=65_535).contains(*id)) {
-        Some(id) => bail!("id {id} is outside 1..=65535"),
+        Some(id) => {
+            bail!("id {id} is outside 1..=65535; `ctl member list` shows the ids in use")
+        }
         None => Ok(()),
     }
 }
@@ -231,7 +230,10 @@ mod tests {
         };
         for id in [0, 65_536, u64::MAX] {
             let told = check_ids(&add(id)).expect_err("out of range").to_string();
-            assert_eq!(told, format!("id {id} is outside 1..=65535"));
+            assert!(
+                told.starts_with(&format!("id {id} is outside 1..=65535; ")),
+                "{told}"
+            );
         }
         assert!(check_ids(&add(1)).is_ok());
         let replace = Change::Replace {

@@ -81,7 +81,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Logs with a packet port of their own: all, if they have loops of their own, or none.
+    /// Logs with their own packet port: all, if they have separate loops, or none.
     pub fn log_ports(&self) -> u16 {
         match self.log_threads {
             0 => 0,
@@ -186,7 +186,7 @@ pub fn make_directory(path: &Path) -> Result<()> {
     create_private_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 
-/// Whether nodes with these options would start, as far as can be told beforehand. Nothing is made.
+/// Whether nodes with these options would start, as far as is known beforehand. Nothing is made.
 ///
 /// # Errors
 /// What they would refuse.
@@ -198,7 +198,7 @@ pub fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The configurations of a new cluster, with keys and ports of its own.
+/// The configurations of a new cluster, with new keys and ports.
 fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File>> {
     // Behind each packet port those of the logs.
     let behind = usize::from(options.log_ports());
@@ -243,6 +243,7 @@ fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File
             queues: 1,
             burst: options.burst,
             pin_cpu: options.pin.get(position).copied(),
+            priority_boost: false,
             password: None,
             redis_listen: None,
             member_addresses: Vec::new(),
@@ -368,7 +369,8 @@ impl LocalCluster {
         let mut command = Command::new(&self.executable);
         command.arg("serve").arg("--config").arg(&process.config);
         command.args(beginning);
-        // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
+        // A separate process group: Ctrl-C reaches only this program, which then ends its nodes in
+        // order.
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -402,8 +404,8 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Asks one node to end and waits, for at most ten seconds; then kills it. Answers how it
-    /// ended, if it was running and ended by itself.
+    /// Asks one node to end and waits, for at most ten seconds; then kills it. Returns how it
+    /// ended, if it was running and was not killed.
     pub fn terminate(&mut self, node: usize) -> Result<Option<ExitStatus>> {
         let Some(child) = self.nodes[node].child.as_mut() else {
             return Ok(None);
@@ -504,7 +506,7 @@ impl LocalCluster {
             while TcpStream::connect(node.redis).is_err() {
                 if Instant::now() > until {
                     bail!(
-                        "node {} lets nobody in at {} within {patience:?}; see the logs in {}",
+                        "node {} accepts no client at {} within {patience:?}; see the logs in {}",
                         node.id,
                         node.redis,
                         self.directory.display()

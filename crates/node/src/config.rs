@@ -1,5 +1,6 @@
 //! The node's configuration file: TOML, unknown fields refused, each error naming the field.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -118,7 +119,7 @@ impl RedisPort {
     /// Reads the users, if any.
     ///
     /// # Errors
-    /// When the file cannot be read, or names nobody: that would open the port to everybody.
+    /// When the file cannot be read, or names no user: that would open the port to everybody.
     pub fn users(&self) -> Result<Users> {
         let Some(path) = &self.users else {
             return Ok(Users::default());
@@ -160,7 +161,7 @@ pub struct Metrics {
 }
 
 /// What all nodes of the cluster share.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
     /// 32 hexadecimal digits, chosen at random for each new cluster.
@@ -182,11 +183,23 @@ pub struct Cluster {
     /// `udp` (default), `tcp`, `xdp` or `dpdk`.
     #[serde(default = "udp")]
     pub transport: String,
-    /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; for ever.
+    /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; permanent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_from: Option<String>,
     /// The voters.
     pub members: Vec<MemberEntry>,
+}
+
+impl fmt::Debug for Cluster {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("id", &self.id)
+            .field("logs", &self.logs)
+            .field("transport", &self.transport)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Cluster {
@@ -234,7 +247,7 @@ pub struct MemberEntry {
 }
 
 /// What is this node's own.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
     /// This node's replica number.
@@ -281,6 +294,9 @@ pub struct Node {
     /// CPU to pin the event loop to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_cpu: Option<usize>,
+    /// Whether a thread watches each loop, to raise its priority where others keep it from its CPU.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub priority_boost: bool,
     /// Password that Redis clients must give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
@@ -290,6 +306,18 @@ pub struct Node {
     /// Where other members' packets go, as `ID=IP:PORT`, whatever the cluster's record says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub member_addresses: Vec<String>,
+}
+
+impl fmt::Debug for Node {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("id", &self.id)
+            .field("data", &self.data)
+            .field("nvm", &self.nvm)
+            .field("engine", &self.engine)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Node {
@@ -399,6 +427,10 @@ fn is_true(is: &bool) -> bool {
     *is
 }
 
+fn is_false(is: &bool) -> bool {
+    !*is
+}
+
 fn is_zero(number: &u16) -> bool {
     *number == 0
 }
@@ -452,8 +484,9 @@ impl File {
         let parsed = syntax::parse(&text);
         if parsed.is_err() && is_cluster_of_pmkv(&text) {
             bail!(
-                "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start with --engine pmkv --id N, and \
-                 `ctl members` and its siblings look at them; this is for the other engines",
+                "{} is the file of a cluster of engine pmkv (docs/pmkv.md): its servers start \
+                 with --engine pmkv --id N, and `ctl members` and its siblings query them; this \
+                 is for the other engines",
                 path.display()
             );
         }
@@ -513,6 +546,7 @@ impl File {
                 queues: one_queue(),
                 burst: full_burst(),
                 pin_cpu: None,
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
@@ -554,7 +588,7 @@ impl File {
             let id = id.parse().with_context(wrong)?;
             let address = address.parse().with_context(wrong)?;
             if !is_reachable(address) {
-                bail!("node.member_addresses: {text:?}: nobody can be reached there");
+                bail!("node.member_addresses: {text:?}: no machine can be reached there");
             }
             Ok((id, address))
         };
@@ -615,6 +649,7 @@ impl File {
             polling: parse_polling(&self.node.polling)?,
             pin_cpu: self.node.pin_cpu,
             log_cpus: Vec::new(),
+            priority_boost: self.node.priority_boost,
             heartbeat: Duration::from_millis(self.timing.heartbeat_ms),
             election: Duration::from_millis(self.timing.election_ms),
             max_key_bytes: self.limits.max_key_bytes,

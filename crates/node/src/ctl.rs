@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+use crate::error_text::error_text;
 use crate::resp::{self, Access};
-use crate::told::told;
 
 /// A state's clock that is further ahead of a node's wall clock is shown.
 const CLOCK_AHEAD_MS: i64 = 5_000;
@@ -40,7 +40,7 @@ struct NodeStatus {
     /// that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     wall_clock_offset_ms: Option<i64>,
-    /// Every log by itself; what stands above is log 0's.
+    /// Every log separately; what stands above is log 0's.
     logs: Vec<LogStatus>,
     /// What a server of engine pmkv says of itself; it has no logs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,8 +138,8 @@ impl PmkvStatus {
     }
 }
 
-/// How far a log is, and its second level: what a node tells of each log, and of log 0 once more as
-/// its own.
+/// How far a log is, and its second level: what a node reports for each log, and of log 0 once more
+/// as its own.
 #[derive(Clone, Default, Serialize)]
 struct Reached {
     term: u64,
@@ -251,7 +251,7 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         resp::connect_with(address, access, patience).and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
-        Err(error) => (HashMap::new(), Some(told(&error))),
+        Err(error) => (HashMap::new(), Some(error_text(&error))),
     };
     let text = |name: &str| info.get(name).cloned().unwrap_or_default();
     let number = |name: &str| text(name).parse().unwrap_or(0);
@@ -420,7 +420,7 @@ fn warning_of_store(node: &NodeStatus) -> String {
     let remedy = match node.store_state.as_str() {
         "damaged" => "replace the node with `cyclone ctl member replace`",
         "no-space" => "it goes on when its disk has room",
-        _ => "it takes nothing at present; look at its disk",
+        _ => "it takes nothing at present; check its disk",
     };
     let (id, state, error) = (node.id, &node.store_state, &node.store_error);
     let error = match error.is_empty() {

@@ -236,7 +236,7 @@ pub struct Report {
     pub acked: u64,
     /// Of those, that are gone.
     pub lost: u64,
-    /// Keys that hold what nobody wrote.
+    /// Keys with a value that was never written.
     pub wrong: u64,
     /// From the kill to the first write acknowledged after it.
     pub failover_ms: f64,
@@ -262,7 +262,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         ..Options::default()
     };
     check_options(&options)?;
-    let place = Place::new(arguments.directory.as_deref(), "cyclone-demo");
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-demo")?;
     progress.say(&format!(
         "three replicas, data in {}",
         place.directory.display()
@@ -274,7 +274,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
     });
     let (cluster, report) = played.inspect_err(|_| place.leave(true, interrupted))?;
     let has_failed = report.lost > 0 || report.wrong > 0;
-    // What was found is printed when all is tidied up: whoever reads it may be gone.
+    // What was found is printed when all is tidied up: its reader may be gone.
     if arguments.keep {
         explain(cluster);
     } else {
@@ -449,7 +449,7 @@ pub enum Verdict {
     Right,
     /// An acknowledged write is gone.
     Lost,
-    /// It is what nobody wrote.
+    /// It was never written.
     Wrong,
 }
 
@@ -499,7 +499,7 @@ fn wait_until_level(
     }
 }
 
-/// Reads a key from whoever leads, and says how long that took. On a machine with other work the
+/// Reads a key from the leader, and returns how long that took. On a machine with other work the
 /// lead may change meanwhile: then from the next one.
 fn read_back(
     cluster: &mut LocalCluster,
@@ -538,7 +538,7 @@ fn verify(
 ) -> Result<(u64, u64, u64)> {
     wait_until_level(cluster, Duration::from_secs(15), interrupted)?;
     let mut connection = None;
-    let (mut lost, mut wrong, mut looked_at) = (0, 0, 0u64);
+    let (mut lost, mut wrong, mut checked) = (0, 0, 0u64);
     let mut latency = Histogram::<u64>::new(3)?;
     for (writer, keys) in known.iter().enumerate() {
         for (key, known) in keys.iter().enumerate().filter(|(_, known)| known.sent > 0) {
@@ -546,7 +546,7 @@ fn verify(
             let key_name = key_of(writer, key as u64);
             let (value, took) = read_back(cluster, &mut connection, &key_name)?;
             latency.saturating_record(took.as_micros() as u64);
-            looked_at += 1;
+            checked += 1;
             match judge(value.as_deref(), *known, key as u64) {
                 Verdict::Right => {}
                 Verdict::Lost => lost += 1,
@@ -555,7 +555,7 @@ fn verify(
         }
     }
     progress.say(&format!(
-        "{looked_at} keys read back: {lost} lost, {wrong} wrong"
+        "{checked} keys read back: {lost} lost, {wrong} wrong"
     ));
     let digests: BTreeMap<u64, String> = cluster
         .nodes

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_told_one_by_one() {
+    fn problems_are_reported_one_by_one() {
         let with = |problems: &[&str], foreign: Option<&str>| {
             let found = Found {
                 owner: None,

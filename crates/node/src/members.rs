@@ -8,8 +8,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::ctl;
+use crate::error_text::error_text;
 use crate::resp::{self, Access};
-use crate::told::told;
 
 /// How long each node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -82,8 +82,8 @@ fn progress(leader: &Info, log: u16, id: u64) -> Option<(u64, bool)> {
     ))
 }
 
-/// Puts together what the nodes say. Of each log the word of whoever leads it counts; if nobody
-/// does, everybody's.
+/// Puts together what the nodes say. For each log its leader's report counts; without a leader, the
+/// reports of all.
 fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
     let own = |info: &Info| number(info, "cyclone_id");
     let logs = nodes
@@ -147,7 +147,7 @@ fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
 pub(crate) struct Standing {
     members: Vec<Member>,
     logs: usize,
-    /// A change is under way.
+    /// A change is in progress.
     pub(crate) changing: bool,
 }
 
@@ -200,7 +200,7 @@ pub fn list(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             .and_then(|mut open| resp::info_of(&mut open));
         match info {
             Ok(info) => nodes.push((address, info)),
-            Err(error) => unreached.push((address, told(&error))),
+            Err(error) => unreached.push((address, error_text(&error))),
         }
     }
     let members = gather(&nodes);

@@ -6,12 +6,12 @@ use std::ffi::OsStr;
 use std::panic::{UnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::told::told;
+use crate::error_text::error_text;
 
 /// The program that runs nodes, and everything that an operator needs.
 pub const CYCLONE: &str = "cyclone";
@@ -25,7 +25,7 @@ pub fn run(name: &str, body: impl FnOnce() -> Result<()> + UnwindSafe) -> ExitCo
     match catch_unwind(body) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
-            eprintln!("{name}: {}", told(&error));
+            eprintln!("{name}: {}", error_text(&error));
             ExitCode::FAILURE
         }
         Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),
@@ -33,17 +33,36 @@ pub fn run(name: &str, body: impl FnOnce() -> Result<()> + UnwindSafe) -> ExitCo
     }
 }
 
-/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes
-/// nothing.
-///
-/// # Errors
-/// When the system grants no handler.
-pub fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
+/// Reads a program's command line, or ends the program. Of a subcommand that does not exist the
+/// error names those that do.
+pub fn parse<C: Parser>() -> C {
+    C::try_parse().unwrap_or_else(|error| with_known_names::<C>(error, std::env::args()).exit())
+}
+
+fn with_known_names<C: Parser>(
+    mut error: clap::Error,
+    arguments: impl Iterator<Item = String>,
+) -> clap::Error {
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return error;
     }
-    Ok(stop)
+    let top = C::command();
+    let mut command = &top;
+    for argument in arguments.skip(1) {
+        match command.find_subcommand(&argument) {
+            Some(below) => command = below,
+            None if argument.starts_with('-') => {}
+            None => break,
+        }
+    }
+    let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+    let names: Vec<&str> = shown.map(clap::Command::get_name).collect();
+    let known = format!("there are: {}", names.join(", "));
+    error.insert(
+        ContextKind::Suggested,
+        ContextValue::StyledStrs(vec![known.into()]),
+    );
+    error
 }
 
 /// The file of a program that is installed with this one: beside it, or on the path.
@@ -80,7 +99,7 @@ fn is_executable(file: &Path) -> bool {
     file.is_file() && rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok()
 }
 
-/// As a shell tells of a program that SIGPIPE has ended.
+/// As a shell reports a program that SIGPIPE has ended.
 const ENDED_WITH_READER: u8 = 128 + signal_hook::consts::SIGPIPE as u8;
 
 /// What a panic said.
@@ -90,13 +109,13 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.unwrap_or_default()
 }
 
-/// Whether a panic says that nobody reads what is printed.
+/// Whether a panic says that the reader of the output is gone.
 fn has_lost_reader(text: &str) -> bool {
     let printing = ["failed printing to stdout", "failed printing to stderr"];
     printing.iter().any(|it| text.starts_with(it)) && text.contains("Broken pipe")
 }
 
-/// What prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE
+/// What prints ends quietly when the reader is gone, as in `cyclone ctl status | head -1`. SIGPIPE
 /// stays ignored: with its usual effect a node that ends a connection would end this program as
 /// well, without a word. A node prints nothing but its log, which does without a reader.
 fn end_with_reader() {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone_replica::identity;
 use cyclone_replica::recover::{self, LogReport, Marker, Report, SurvivingData};
+use cyclone_store::{DamagedFile, StoreDamage};
 
 use crate::backup::shelf;
 use crate::config::{engine_name, parse_engine};
@@ -26,7 +27,8 @@ pub struct Arguments {
     #[arg(long)]
     flash: Option<PathBuf>,
     /// Make the new cluster. Everything that only the lost replicas had is lost then, acknowledged
-    /// writes among it. Without this, only say what this replica has.
+    /// writes among it, and what damaged blocks of the store held. Without this, only say what this
+    /// replica has.
     #[arg(long)]
     accept_loss: bool,
     /// rocksdb or memory; only for a directory that does not say which engine made it.
@@ -64,7 +66,7 @@ impl Arguments {
 }
 
 /// What a log's report says.
-fn told(log: &LogReport) -> String {
+fn describe(log: &LogReport) -> String {
     let LogReport {
         log: number,
         store,
@@ -94,10 +96,48 @@ fn told(log: &LogReport) -> String {
     text
 }
 
-fn print(report: &Report) {
+/// What is said of a damaged store.
+fn damage_text(damage: &StoreDamage, is_final: bool) -> String {
+    let mut text = "the store is damaged; what its other blocks hold is kept".to_owned();
+    for file in &damage.files {
+        let DamagedFile {
+            name, blocks, what, ..
+        } = file;
+        let entries = match file.entries {
+            Some(entries) => format!("{entries} entries"),
+            None => "an unknown number of entries".to_owned(),
+        };
+        let part = match blocks {
+            0 => "nothing is found".to_owned(),
+            1 => "1 block is damaged".to_owned(),
+            many => format!("{many} blocks are damaged"),
+        };
+        text.push_str(&format!("\n  {name}: {part}, with {entries}: {what}."));
+    }
+    match damage.keys {
+        Some(keys) => text.push_str(&format!("\n  At most {keys} keys are lost")),
+        None => text.push_str("\n  How many keys are lost is not known"),
+    }
+    match is_final {
+        true => text.push_str(&format!(
+            ", and at most {} others that entries of the log changed by what lost keys held.",
+            damage.dependent_keys
+        )),
+        false => {
+            text.push_str(", and those that entries of the log change by what lost keys held.");
+        }
+    }
+    text.push_str("\n  Sessions of native clients end: a command that is sent again is refused.");
+    text
+}
+
+fn print(report: &Report, is_final: bool) {
     println!("{}", report.from);
+    if let Some(damage) = &report.damage {
+        println!("{}", damage_text(damage, is_final));
+    }
     for log in &report.logs {
-        println!("{}", told(log));
+        println!("{}", describe(log));
     }
     if report.given_up > 0 {
         println!(
@@ -125,6 +165,22 @@ fn json(report: Option<&Report>, marker: Option<&Marker>) -> serde_json::Value {
         line["entries"] = report.entries.into();
         line["given_up"] = report.given_up.into();
         line["logs"] = report.logs.iter().map(log).collect();
+    }
+    if let Some(damage) = report.and_then(|report| report.damage.as_ref()) {
+        let file = |file: &DamagedFile| {
+            serde_json::json!({
+                "name": file.name,
+                "blocks": file.blocks,
+                "entries": file.entries,
+                "what": file.what,
+            })
+        };
+        line["damage"] = serde_json::json!({
+            "files": damage.files.iter().map(file).collect::<Vec<_>>(),
+            "keys": damage.keys,
+            "dependent_keys": damage.dependent_keys,
+            "lost_sessions": damage.has_lost_sessions,
+        });
     }
     if let Some(marker) = marker {
         line["cluster"] = format!("{:032x}", marker.cluster).into();
@@ -178,7 +234,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let report = recover::survey(&remains)?;
         match arguments.json {
             true => println!("{}", json(Some(&report), None)),
-            false => print(&report),
+            false => print(&report, false),
         }
         bail!(
             "nothing was changed. While a majority of the cluster's replicas, or a backup, can be brought back, use that. \
@@ -193,7 +249,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.json {
         println!("{}", json(Some(&report), Some(&marker)));
     } else {
-        print(&report);
+        print(&report, true);
         print_next(&marker, was_restored);
     }
     Ok(())

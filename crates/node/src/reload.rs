@@ -64,12 +64,51 @@ pub fn filter_of(file: Option<&str>) -> Result<Option<EnvFilter>> {
         (Err(_), Some(wanted)) => ("log.filter", wanted.to_owned()),
         (Err(_), None) => return Ok(None),
     };
-    let filter = EnvFilter::try_new(&wanted).with_context(|| {
+    let expected = || {
         format!(
-            "{name} = {wanted:?}: expected a level such as info, or TARGET=LEVEL between commas"
+            "{name} = {wanted:?}: expected a level ({}), or TARGET=LEVEL between commas, with a target of {}",
+            LEVELS.join(", "),
+            TARGETS.join(", ")
         )
-    })?;
-    Ok(Some(filter))
+    };
+    if let Some(unknown) = unknown_target(&wanted) {
+        bail!("{}; {unknown:?} is neither", expected());
+    }
+    Ok(Some(EnvFilter::try_new(&wanted).with_context(expected)?))
+}
+
+/// Levels of the log, by name.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+/// The crates that write to the log: what targets begin with.
+const TARGETS: [&str; 5] = [
+    "cyclone",
+    "cyclone_node",
+    "cyclone_pmkv_node",
+    "cyclone_replica",
+    "cyclone_wal",
+];
+
+/// The first target of a filter from which no line can come. `tracing` takes it for one that is
+/// quiet, a level that is not written right among them.
+fn unknown_target(filter: &str) -> Option<&str> {
+    // Of spans, fields and values anything may be said.
+    if filter.contains(['[', '{']) {
+        return None;
+    }
+    let directives = filter.split(',').map(str::trim);
+    let targets = directives.filter_map(|directive| match directive.split_once('=') {
+        Some((target, _)) => Some(target.trim()),
+        None => {
+            let is_level = LEVELS.iter().any(|it| it.eq_ignore_ascii_case(directive))
+                || matches!(directive, "" | "0" | "1" | "2" | "3" | "4" | "5");
+            (!is_level).then_some(directive)
+        }
+    });
+    let is_known = |target: &&str| {
+        let first = target.split("::").next().unwrap_or_default();
+        TARGETS.iter().any(|known| known.starts_with(first))
+    };
+    targets.into_iter().find(|target| !is_known(target))
 }
 
 impl Reloader {
@@ -88,7 +127,7 @@ impl Reloader {
         }
     }
 
-    /// Reads everything again, each by itself, and logs what became of it.
+    /// Reads everything again, each separately, and logs what became of it.
     pub fn reload(&self) {
         match self.reload_filter() {
             Ok(()) => tracing::info!("SIGHUP: the log's filter is read again"),
@@ -122,5 +161,69 @@ impl Reloader {
             tls: self.redis.tls()?,
             users: self.redis.users()?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_without_output_are_reported() {
+        for fits in [
+            "",
+            "info",
+            "WARN",
+            "3",
+            "info,cyclone=debug",
+            "cyclone_replica::node=trace, off",
+            "cyclone",
+            "[step{log=1}]=debug",
+        ] {
+            assert_eq!(unknown_target(fits), None, "{fits}");
+        }
+        for (filter, unknown) in [
+            ("inof", "inof"),
+            ("info,raft=debug", "raft"),
+            ("cyclone=debug,verbose", "verbose"),
+        ] {
+            assert_eq!(unknown_target(filter), Some(unknown), "{filter}");
+        }
+        let told = filter_of(Some("inof")).err().map(|it| it.to_string());
+        let told = told.unwrap_or_default();
+        for words in ["log.filter", "trace", "cyclone_wal", "\"inof\" is neither"] {
+            assert!(told.contains(words), "{words} is missing in: {told}");
+        }
+    }
+
+    /// A crate that begins to write to the log belongs to the targets.
+    #[test]
+    fn all_crates_that_log_are_targets() {
+        fn logs(directory: &std::path::Path) -> bool {
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).any(|path| {
+                let is_source = path.extension().is_some_and(|it| it == "rs");
+                path.is_dir() && logs(&path)
+                    || is_source
+                        && std::fs::read_to_string(&path).is_ok_and(|it| it.contains("tracing::"))
+            })
+        }
+        let crates = std::fs::read_dir("..").expect("crates");
+        let crates = crates.map(|entry| entry.expect("a crate").path());
+        let names = crates.filter(|it| logs(&it.join("src"))).map(|it| {
+            let name = it
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .replace('-', "_");
+            match name.as_str() {
+                "server" => "cyclone".to_owned(),
+                other => format!("cyclone_{other}"),
+            }
+        });
+        // What is no part of the program `cyclone` has no log of a node.
+        let mut names: Vec<String> = names.filter(|it| it != "cyclone_bench_cli").collect();
+        names.sort();
+        assert_eq!(names, TARGETS);
     }
 }

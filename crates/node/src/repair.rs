@@ -44,7 +44,7 @@ fn kind(finding: &Finding) -> &'static str {
     }
 }
 
-fn told(finding: &Finding) -> String {
+fn describe(finding: &Finding) -> String {
     match finding {
         Finding::Sound { first, last } if last < first => "sound, and empty".to_owned(),
         Finding::Sound { first, last } => format!("sound, entries {first} to {last}"),
@@ -59,8 +59,8 @@ fn told(finding: &Finding) -> String {
                 false => ", and no entry lies behind".to_owned(),
             };
             format!(
-                "{error}.\n  The store holds everything up to {held} by itself{rest}: the log can begin at {}\n  \
-                 instead of {first}. Nothing is lost.",
+                "{error}.\n  The store holds everything up to {held} without the log{rest}: the \
+                 log can begin at {}\n  instead of {first}. Nothing is lost.",
                 held + 1
             )
         }
@@ -80,7 +80,8 @@ fn told(finding: &Finding) -> String {
             )
         }
         Finding::Hopeless { error } => format!(
-            "{error}.\n  There is nothing to go by: this replica has lost its memory and must not come back under its old id."
+            "{error}.\n  The log cannot be reconstructed: this replica has lost its memory and \
+             must not come back under its old id."
         ),
     }
 }
@@ -144,7 +145,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         println!("{}", json(&report));
     } else {
         for log in &report.logs {
-            println!("log {}: {}", log.log, told(&log.finding));
+            println!("log {}: {}", log.log, describe(&log.finding));
         }
     }
     let mendable = |log: &LogFinding| log.is_repairable(arguments.accept_loss);
@@ -182,13 +183,13 @@ mod tests {
             held: 200,
             last,
         };
-        let text = told(&head(200));
+        let text = describe(&head(200));
         assert!(text.contains("no entry lies behind"), "{text}");
         assert!(!text.contains("201 to 200"), "{text}");
         assert!(text.contains("can begin at 201"), "{text}");
-        let text = told(&head(207));
+        let text = describe(&head(207));
         assert!(text.contains("entries 201 to 207 are whole"), "{text}");
         let empty = Finding::Sound { first: 8, last: 7 };
-        assert_eq!(told(&empty), "sound, and empty");
+        assert_eq!(describe(&empty), "sound, and empty");
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::told::AccessDenied;
+use crate::error_text::AccessDenied;
 
 /// What a node wants to see before it answers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Access {
     /// Instead of `default`.
     pub user: Option<String>,
@@ -20,11 +20,23 @@ pub struct Access {
     pub tls: Option<Tls>,
 }
 
+impl std::fmt::Debug for Access {
+    /// Without the password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access")
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
 /// PEM texts for TLS.
 #[derive(Clone, Default)]
 pub struct Tls {
     authority: Option<Vec<u8>>,
     certificate: Option<(Vec<u8>, Vec<u8>)>,
+    /// The name of one node, by which its certificate is checked; of the others, the address.
+    name: Option<(SocketAddr, String)>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -59,7 +71,13 @@ impl Tls {
                 None => None,
                 Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
             },
+            name: None,
         })
+    }
+
+    /// The node at this address has a certificate of this name.
+    pub fn set_name(&mut self, address: SocketAddr, name: String) {
+        self.name = Some((address, name));
     }
 }
 
@@ -77,7 +95,11 @@ fn client(address: SocketAddr, tls: Option<&Tls>) -> Result<redis::Client> {
         }),
         root_cert: tls.authority.clone(),
     };
-    redis::Client::build_with_tls(format!("rediss://{address}"), certificates).context("TLS")
+    let place = match &tls.name {
+        Some((of, name)) if *of == address => format!("{name}:{}", address.port()),
+        _ => address.to_string(),
+    };
+    redis::Client::build_with_tls(format!("rediss://{place}"), certificates).context("TLS")
 }
 
 /// A connection with the same limit on connecting, reading and writing.

@@ -16,8 +16,8 @@ use cyclone_gateway::{
     SnapshotRequest, Topology, TopologyNode,
 };
 use cyclone_replica::{
-    BackupReply, BackupRequest, COMPANION, Config, EventSource, KeysShown, LogStatus, Member, Node,
-    Now, Reactor, recover,
+    BackupReply, BackupRequest, COMPANION, Config, EventSource, KeysShown, LogStatus, Member,
+    MemberError, Node, Now, Reactor, recover,
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
@@ -40,7 +40,7 @@ struct Redis {
 }
 
 /// Says which clients were closed because all together held too much memory.
-pub fn tell_of_evictions(gateway: &mut Gateway) {
+pub fn report_evictions(gateway: &mut Gateway) {
     while let Some(eviction) = gateway.next_eviction() {
         tracing::warn!("{eviction}");
     }
@@ -114,9 +114,10 @@ impl Backend for NodeBackend<'_> {
         self.node.digest(ticket);
     }
 
-    fn submit_snapshot(&mut self, ticket: u64, request: SnapshotRequest) -> bool {
+    fn submit_snapshot(&mut self, ticket: u64, client: u64, request: SnapshotRequest) -> bool {
         self.node.backup(
             ticket,
+            client,
             match request {
                 SnapshotRequest::Begin => BackupRequest::Begin,
                 SnapshotRequest::Read {
@@ -134,6 +135,10 @@ impl Backend for NodeBackend<'_> {
             },
         );
         true
+    }
+
+    fn release_snapshots(&mut self, client: u64) {
+        self.node.release_backups(client);
     }
 
     fn submit_member(&mut self, ticket: u64, request: MemberRequest) -> bool {
@@ -352,6 +357,7 @@ impl Backend for NodeBackend<'_> {
             ("longest_gap_us", c.longest_gap_us),
             ("loop_helped", c.helped),
             ("scan_snapshots", status.held_snapshots),
+            ("save_snapshots", status.held_backups),
             ("apply_largest_call_bytes", status.work_done.largest_call),
             (
                 "apply_largest_command_bytes",
@@ -464,9 +470,10 @@ impl Redis {
         }
         for (ticket, error) in node.take_member_refusals() {
             work += 1;
-            let outcome = match error.is_temporary() {
-                true => Outcome::Busy,
-                false => Outcome::Refused(error.to_string()),
+            let outcome = match error {
+                error if error.is_temporary() => Outcome::Busy,
+                MemberError::NoMajority { .. } => Outcome::NoQuorum(error.to_string()),
+                error => Outcome::Refused(error.to_string()),
             };
             self.gateway.complete(ticket, outcome);
         }
@@ -493,7 +500,7 @@ impl EventSource for Redis {
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         let mut behind = NodeBackend { node };
         let work = self.gateway.step(now.steady_us, &mut behind);
-        tell_of_evictions(&mut self.gateway);
+        report_evictions(&mut self.gateway);
         let held = self.gateway.held();
         self.trimmer.note(held.input_bytes + held.output_bytes);
         if work > 0 {
@@ -511,8 +518,7 @@ impl EventSource for Redis {
     }
 }
 
-/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for
-/// figures.
+/// What shares the loop with the node: the Redis port, if there is one, and the readers of metrics.
 struct LoopServices {
     redis: Option<Redis>,
     figures: Option<Arc<MetricsExchange>>,

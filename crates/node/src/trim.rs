@@ -1,6 +1,6 @@
 //! Giving memory back to the system after clients have held much of it: replies that were not read,
-//! say. The allocator would do so by itself only as the process goes on allocating, and a thread
-//! that others wait for has no time for it.
+//! say. The allocator would do so automatically only as the process goes on allocating, and a
+//! thread that others wait for has no time for it.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Less is not worth it.
 const LEAST_BYTES: usize = 32 << 20;
-/// When to give back after clients have let go of memory: it is freed a portion at a time.
+/// When to give back after clients have freed memory: it is freed a portion at a time.
 const PAUSES: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(1),

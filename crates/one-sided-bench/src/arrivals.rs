@@ -102,7 +102,7 @@ mod tests {
         for number in 0..20_000u64 {
             arrivals.issue(number % 24, number, |it| seen.push(it));
         }
-        // What takes 11.5 µs, at 107 ns each, is about 107 stores under way.
+        // What takes 11.5 µs, at 107 ns each, is about 107 stores in flight.
         assert!((19_800..19_950).contains(&seen.len()), "{}", seen.len());
         for connection in 0..24 {
             let of: Vec<u64> = seen

@@ -3,7 +3,7 @@
 //! 10).
 //!
 //! The client is one pinned thread that polls; members are on the other CPU. Polling members share
-//! one thread that looks at each in turn: they have a CPU to themselves, as far as this machine can
+//! one thread that polls each in turn: they have a CPU to themselves, as far as this machine can
 //! give them one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -449,8 +449,8 @@ fn say_what_cannot_be_shown(report: &Report, options: &Options, by: Option<Chain
         _ => {}
     }
     report.say(
-        "the polling members share one thread on one CPU, which looks at each in turn: that flatters them, for pollers that \
-         share a CPU as processes wait for each other's time slices",
+        "the polling members share one thread on one CPU, which polls each in turn: that flatters \
+         them, for pollers that share a CPU as processes wait for each other's time slices",
     );
 }
 

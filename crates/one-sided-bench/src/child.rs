@@ -20,7 +20,7 @@ use cyclone_replication::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::load::{self, Load, Moment};
+use crate::load::{self, Load, RunEvent};
 use crate::provider::{self, Provider, Side};
 
 /// The tenant's secret in all experiments.
@@ -64,7 +64,7 @@ pub struct NodeRole {
     pub server: u32,
     /// Senders.
     pub workers: u32,
-    /// Records under way per sender.
+    /// Records in flight per sender.
     pub window: usize,
     /// Bytes per record.
     pub record_bytes: usize,
@@ -96,7 +96,7 @@ pub enum Role {
         /// Its load.
         node: NodeRole,
     },
-    /// A member of a group whose operations need no program of its own.
+    /// A member of a group whose operations need no separate program.
     GroupMember {
         /// Where.
         place: Place,
@@ -239,7 +239,7 @@ impl Keeper {
         })
     }
 
-    /// One step; used segments are given back at once. Answers whether there was anything to do.
+    /// One step; used segments are given back at once. Returns whether there was anything to do.
     fn step(&mut self) -> bool {
         let busy = self.backup.step(self.begun.elapsed().as_micros() as u64);
         self.backup.take_used(&mut self.used);
@@ -334,7 +334,7 @@ fn serve_node(place: &Place, role: &BackupRole, node: &NodeRole, parent: &Parent
         backups: vec![(BackupId(1 - node.server.min(1)), Address(peer.address))],
     };
     let measured = load::run(senders, &load, &parent.ended, &mut |moment| {
-        if moment == Moment::Round {
+        if moment == RunEvent::Round {
             keeper.step();
         }
     })?;

@@ -1,4 +1,4 @@
-//! One thread that drives many senders, each with some records under way, and measures them.
+//! One thread that drives many senders, each with some records in flight, and measures them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Load {
     /// Bytes of each record.
     pub record_bytes: usize,
-    /// Records under way per sender.
+    /// Records in flight per sender.
     pub window: usize,
     /// Time before measuring.
     pub warm_up: Duration,
@@ -56,16 +56,16 @@ impl Measured {
 
 /// Moments that callers may want to know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum RunEvent {
     /// Nothing is due: do something else for a while. Comes once per round.
     Round,
     /// Measuring begins.
     Begin,
-    /// Measuring ends; records under way are waited for.
+    /// Measuring ends; records in flight are waited for.
     End,
 }
 
-/// A sender and its records under way.
+/// A sender and its records in flight.
 struct Lane {
     sender: Box<dyn Sender>,
     begun: Vec<Instant>,
@@ -150,7 +150,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Appends one record that arrived at some moment; answers whether there was room for it.
+    /// Appends one record that arrived at some moment; returns whether there was room for it.
     fn give_one(&mut self, number: usize, arrived: Instant) -> Result<bool> {
         let lane = &mut self.lanes[number];
         let Some(&slot) = lane.idle.last() else {
@@ -167,7 +167,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether something is under way, or has arrived and still waits.
+    /// Whether something is in flight, or has arrived and still waits.
     fn is_busy(&self) -> bool {
         self.lanes.iter().any(|lane| {
             lane.idle.len() < self.load.window
@@ -176,7 +176,7 @@ impl Driver<'_> {
     }
 
     /// Gets one record of every sender through: from then on each has all it needs of its backups.
-    fn prime(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    fn prime(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         let mut waiting: Vec<usize> = (0..self.lanes.len()).collect();
         while !waiting.is_empty() {
@@ -187,7 +187,7 @@ impl Driver<'_> {
                 self.take(number)?;
             }
             waiting.retain(|number| !self.lanes[*number].works);
-            at(Moment::Round);
+            at(RunEvent::Round);
             check(stop)?;
             if Instant::now() > until {
                 let (left, all) = (waiting.len(), self.lanes.len());
@@ -197,8 +197,8 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Waits for what is under way; arrivals before the end that still wait are appended.
-    fn finish(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    /// Waits for what is in flight; arrivals before the end that still wait are appended.
+    fn finish(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while self.is_busy() {
             for number in 0..self.lanes.len() {
@@ -207,10 +207,10 @@ impl Driver<'_> {
                     self.give(number)?;
                 }
             }
-            at(Moment::Round);
+            at(RunEvent::Round);
             check(stop)?;
             if Instant::now() > until {
-                bail!("records were still under way after {PATIENCE:?}");
+                bail!("records were still in flight after {PATIENCE:?}");
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl Driver<'_> {
         self.counted = (from, from + self.load.measure);
     }
 
-    fn open(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(Moment)) -> Result<()> {
+    fn open(&mut self, stop: &AtomicBool, at: &mut dyn FnMut(RunEvent)) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         for number in 0..self.lanes.len() {
             // One after the other: a backup need not hold all openings at once.
@@ -238,7 +238,7 @@ impl Driver<'_> {
             let mut opened = 0;
             while opened < self.load.backups.len() {
                 opened += self.take(number)?;
-                at(Moment::Round);
+                at(RunEvent::Round);
                 check(stop)?;
                 if Instant::now() > until {
                     bail!("the backups' logs did not open within {PATIENCE:?}");
@@ -256,8 +256,8 @@ fn check(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is
-/// under way.
+/// Opens every sender's logs, appends for the warm-up and the measured time, waits for what is in
+/// flight.
 ///
 /// # Errors
 /// When a log does not open, a record fails, a sender gets nothing through, or `stop` is set.
@@ -265,7 +265,7 @@ pub fn run(
     senders: Vec<Box<dyn Sender>>,
     load: &Load,
     stop: &AtomicBool,
-    at: &mut dyn FnMut(Moment),
+    at: &mut dyn FnMut(RunEvent),
 ) -> Result<Measured> {
     let origin = Instant::now();
     let lanes = senders.into_iter().map(|sender| Lane {
@@ -289,7 +289,8 @@ pub fn run(
     driver.open(stop, at)?;
     driver.prime(stop, at)?;
     driver.begin();
-    let (from, until) = driver.counted;
+    let from = driver.counted.0;
+    let last = Instant::now() + PATIENCE;
     let mut has_begun = false;
     let waited = kept_waiting();
     let started = Instant::now();
@@ -298,24 +299,29 @@ pub fn run(
             driver.take(number)?;
             driver.give(number)?;
         }
-        at(Moment::Round);
+        at(RunEvent::Round);
         check(stop)?;
         let now = Instant::now();
         if !has_begun && now >= from {
-            at(Moment::Begin);
+            at(RunEvent::Begin);
             has_begun = true;
         }
-        if now >= until {
+        if now < driver.counted.1 {
+            continue;
+        }
+        if driver.records > 0 || now >= last {
             break;
         }
+        // On a busy machine no record may end within a short time: it goes on until one does.
+        driver.counted.1 = now + load.measure;
     }
-    at(Moment::End);
+    at(RunEvent::End);
     let waited = kept_waiting().saturating_sub(waited);
     let disturbed = waited.as_secs_f64() / started.elapsed().as_secs_f64().max(1e-9);
     driver.finish(stop, at)?;
     Ok(Measured {
         records: driver.records,
-        elapsed: load.measure.max(Duration::from_nanos(1)),
+        elapsed: (driver.counted.1 - from).max(Duration::from_nanos(1)),
         latency_ns: driver.latency_ns,
         disturbed,
     })

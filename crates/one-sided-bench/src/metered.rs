@@ -31,8 +31,7 @@ const RECENT_STORES: u64 = 1024;
 /// Messages smaller than this carry no record.
 const LEAST_RECORD_BYTES: usize = 64;
 
-/// Cores of the target that write logs of their own beside the senders: modelled, nothing is
-/// written.
+/// Cores of the target that write separate logs beside the senders: modelled, nothing is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalStores {
     /// How many.
@@ -50,7 +49,7 @@ impl LocalStores {
         store_bytes: 128,
         every: 4,
     };
-    /// Those of rowan §2.4: 18 cores, 128 bytes at a time, two stores under way each beside 144
+    /// Those of rowan §2.4: 18 cores, 128 bytes at a time, two stores in flight each beside 144
     /// remote writers.
     pub const PAPER: LocalStores = LocalStores {
         cores: 18,
@@ -77,8 +76,8 @@ pub struct Devices {
     parameters: MediaParameters,
     /// Whether messages are records for the target's log.
     messages: bool,
-    /// Whether all registrations at a target are of the same memory: every sender has one of its
-    /// own for a log that they share.
+    /// Whether all registrations at a target are of the same memory: every sender has a separate
+    /// one for a log that they share.
     is_one_log: bool,
     /// Whether completions wait for the media.
     charged: bool,
@@ -380,8 +379,8 @@ impl Endpoint for Metered {
         self.inner.used_segments(queue, used)
     }
 
-    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
-        self.inner.append_is_under_way(queue)
+    fn has_append_in_flight(&mut self, queue: &AppendKey) -> bool {
+        self.inner.has_append_in_flight(queue)
     }
 
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {

@@ -1,4 +1,4 @@
-//! Endpoints by the provider's name, over memory of their own.
+//! Endpoints by the provider's name, over separate memory.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -63,7 +63,7 @@ impl FromStr for Provider {
 /// Senders that one target may have: more than 24 workers on each of six servers.
 const MOST_SENDERS: u32 = 256;
 
-/// Who opens an endpoint: a target may have threads of its own for progress, an initiator polls
+/// Who opens an endpoint: a target may have separate threads for progress, an initiator polls
 /// anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {

@@ -1,5 +1,5 @@
-//! `streams`: modelled write amplification against the number of remote writers, for logs of their
-//! own (rowan fig. 2), one log that all append to (fig. 8), and logs shared by a server's workers.
+//! `streams`: modelled write amplification against the number of remote writers, for separate logs
+//! (rowan fig. 2), one log that all append to (fig. 8), and logs shared by a server's workers.
 
 use anyhow::Result;
 use cyclone_bench::output::{Common, Report};

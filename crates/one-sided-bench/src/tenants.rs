@@ -26,7 +26,7 @@ use crate::load::{self, Load};
 use crate::provider::Provider;
 use crate::stage::{INITIATOR_CPU, Stage, backup_cpu};
 
-/// Records that may be under way at once.
+/// Records that may be in flight at once.
 const WINDOW: usize = 256;
 /// How much lower p99 must be than that of backups that sleep until a message comes.
 const LOWER: f64 = 5.0;
@@ -188,8 +188,8 @@ pub fn run(options: &Options, launcher: Launcher) -> Result<()> {
     tell(&report, &rows)?;
     if options.copies > 1 {
         report.say(
-            "rpc-polling's backups spin as processes of their own on one CPU: they wait for each other's time slices even \
-             without hogs, as polling tenants that share a core do",
+            "rpc-polling's backups spin as separate processes on one CPU: they wait for each \
+             other's time slices even without hogs, as polling tenants that share a core do",
         );
     }
     judge(&mut report, &rows);

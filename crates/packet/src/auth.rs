@@ -1,4 +1,4 @@
-//! Keys, and the handshake that turns a shared key into an association with keys of its own.
+//! Keys, and the handshake that turns a shared key into an association with separate keys.
 //!
 //! ```text
 //! initiator                                          responder
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn node_of_another_cluster_or_version_is_told_apart_from_a_forger() {
+    fn node_of_another_cluster_or_version_is_distinguished_from_a_forger() {
         let keys = Keys {
             node: Some([1; 32]),
             client: [2; 32],

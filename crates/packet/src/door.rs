@@ -1,5 +1,5 @@
 //! The numbers under which a node's ports are known to others: its own, and one for each of its
-//! logs that has a loop of its own.
+//! logs that has its own loop.
 //!
 //! An association names both ends by such numbers, so that a port is not taken for another one of
 //! the same node.

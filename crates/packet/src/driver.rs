@@ -115,7 +115,7 @@ pub enum PeerClass {
     Unauthenticated,
     /// A client: it holds the client key.
     Client,
-    /// A node: it holds the node key, or this port was told its address.
+    /// A node: it holds the node key, or this port was given its address.
     Node,
 }
 
@@ -160,8 +160,8 @@ pub trait Driver: Send {
         max: usize,
     ) -> io::Result<usize>;
 
-    /// Whether the last `recv` may have left something there that no descriptor tells of again: no
-    /// frame was free, say. The host calls again soon without being told.
+    /// Whether the last `recv` may have left something there that no descriptor reports again: no
+    /// frame was free, say. The host calls again soon without a notification.
     fn has_unreceived(&self) -> bool {
         false
     }
@@ -175,14 +175,14 @@ pub trait Driver: Send {
 
     /// Whether a look, as a rule without a system call, finds nothing: a host that one of
     /// [`Driver::fds`] has woken may sleep on, and one that spins may leave its turn out. What is
-    /// found comes with the next `recv`. What only [`Driver::on_readable`] tells of is not looked
+    /// found comes with the next `recv`. What only [`Driver::on_readable`] reports is not looked
     /// for. False where a look is not that cheap.
     fn rx_is_empty(&mut self) -> bool {
         false
     }
 
     /// Little is expected, and it may wait for so many microseconds; `None`: as little as possible.
-    /// For drivers whose devices wake nobody.
+    /// For drivers whose devices wake no thread.
     fn set_idle_poll_interval(&mut self, _look_us: Option<u64>) {}
 
     /// The largest datagram that can be sent or received, in bytes.
@@ -206,8 +206,8 @@ pub trait Driver: Send {
         0
     }
 
-    /// Frames of those that it does without for a time. Nobody who can help it takes them: it will
-    /// want them when it has most to do.
+    /// Frames of those that it does without for a time. A caller that can avoid it does not take
+    /// them: the driver will want them when it has most to do.
     fn deferred_frames(&self) -> u32 {
         0
     }
@@ -220,7 +220,8 @@ pub trait Driver: Send {
     /// A datagram from this address was authenticated.
     fn note_authenticated(&mut self, _from: SocketAddr, _class: PeerClass) {}
 
-    /// The address of a node that this port may contact by itself, until [`Driver::forget_node`].
+    /// The address of a node that this port may contact without a message from it, until
+    /// [`Driver::forget_node`].
     fn add_node(&mut self, _address: SocketAddr) {}
 
     /// It is not the address of a node any more.

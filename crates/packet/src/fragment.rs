@@ -350,7 +350,7 @@ impl Reassembler {
     }
 
     /// Notes clients' messages that are silent while others go on; not at every call, since it
-    /// looks at all.
+    /// checks all messages.
     fn demote_silent(&mut self, now_us: u64) {
         let silent_us = self.limits.timeout_us / SILENCE_DIVISOR;
         if now_us < self.next_scan_us {

@@ -51,7 +51,7 @@ pub struct Gcm {
 /// What is gathered before it is taken in: most messages are whole by then, and go in one piece.
 const GATHERED_BYTES: usize = 128;
 
-/// A GHASH under way: slices of any length, as if they were one.
+/// A GHASH in progress: slices of any length, as if they were one.
 struct Stream {
     ghash: Ghash,
     held: [u8; GATHERED_BYTES],

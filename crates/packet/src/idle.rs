@@ -1,5 +1,5 @@
-//! Whether looking again at once is worth it: only while nobody else wants the CPU, or while others
-//! give it back soon.
+//! Whether looking again at once is worth it: only while no other thread wants the CPU, or while
+//! others give it back soon.
 //!
 //! A thread that spins on a CPU that others need makes them wait for the scheduler, in steps of
 //! milliseconds; on a machine with more busy threads than cores that costs far more than a blocking
@@ -31,8 +31,8 @@ const PENALTY_US: u64 = 100_000;
 const MAX_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
 const MAX_YIELD: Duration = Duration::from_micros(500);
-/// Longest time in which looks at packet queues
-/// ([`Driver::rx_is_empty`](crate::Driver::finds_nothing)) take the place of whole turns, for what
+/// Longest time in which polls of the packet queues
+/// ([`Driver::rx_is_empty`](crate::Driver::rx_is_empty)) take the place of whole turns, for what
 /// a look does not see.
 pub const MAX_RX_POLL_US: u64 = 20;
 
@@ -80,7 +80,7 @@ pub enum Polling {
 
 /// How long to look for the next work before sleeping: longer once work has come shortly after the
 /// look ended, which a sleep made later than it had to be; shorter once it came so late that
-/// looking was in vain.
+/// looking was useless.
 pub struct SpinWindow {
     us: u64,
     /// When there was work last; 0: never.
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gets_the_cpu_back_late_yields_no_more_and_longer_each_time() {
+    fn late_wakeups_stop_yielding_for_longer_each_time() {
         let mut yielder = Yielder::new();
         yielder.note(1_000, MAX_YIELD);
         assert!(yielder.may_yield(1_001));

@@ -162,7 +162,7 @@ impl MemNet {
             .unwrap_or_default()
     }
 
-    /// Datagrams under way.
+    /// Datagrams in flight.
     pub fn in_flight(&self) -> usize {
         self.lock().inboxes.values().map(VecDeque::len).sum()
     }

@@ -8,7 +8,7 @@ use cyclone_pmem::pool::Pool;
 
 use crate::driver::Driver;
 
-/// What the user is told by a program that was built without it.
+/// The error of a program that was built without it.
 #[cfg(not(feature = "dpdk"))]
 const MISSING: &str = "this program was built without DPDK (cargo's feature `dpdk`)";
 

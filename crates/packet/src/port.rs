@@ -361,8 +361,8 @@ impl Port {
         received
     }
 
-    /// Blocks until a datagram may be there or the time is over. For hosts without an event loop of
-    /// their own.
+    /// Blocks until a datagram may be there or the time is over. For hosts without their own event
+    /// loop.
     ///
     /// # Errors
     /// When the system refuses to poll.

@@ -83,9 +83,9 @@ pub struct PortStats {
     pub associations: u64,
     /// Gauge: messages partly received.
     pub partials: u64,
-    /// Gauge: 1 where the driver receives into memory of its own, because it cannot reach the
-    /// port's: what is to stay is copied. Not among the named ones: it is the host that knows what
-    /// its memory is.
+    /// Gauge: 1 where the driver receives into separate memory, because it cannot reach the port's:
+    /// what is to stay is copied. Not among the named ones: it is the host that knows what its
+    /// memory is.
     pub frames_outside: u64,
 }
 

@@ -1,13 +1,12 @@
 //! Datagrams over TCP connections: the baseline the paper starts from. //= cyclone §6.1
 //!
 //! Each datagram is preceded by its length, u32 little-endian. Connections are made on demand by
-//! whoever sends first; an accepted connection is known by its remote address. A connection that
-//! fails loses what was queued on it, as a network may. Copies on both sides; bounded buffers;
+//! the side that sends first; an accepted connection is known by its remote address. A connection
+//! that fails loses what was queued on it, as a network may. Copies on both sides; bounded buffers;
 //! never blocks.
 //!
-//! Anybody can connect. Connections of peers that have not been authenticated have a bound of their
-//! own and push out only each other; nodes and clients keep their places however many strangers
-//! come.
+//! Anybody can connect. Connections of peers that have not been authenticated have their own bound
+//! and push out only each other; nodes and clients keep their places however many strangers come.
 
 mod input;
 
@@ -81,7 +80,7 @@ pub struct TcpDriver {
     options: TcpOptions,
     connections: HashMap<SocketAddr, Connection>,
     by_token: HashMap<u64, SocketAddr>,
-    /// Addresses of nodes that the port may contact by itself.
+    /// Addresses of nodes that the port may contact first.
     nodes: HashSet<SocketAddr>,
     /// How many connections there are of each class.
     counts: [usize; 3],
@@ -112,7 +111,8 @@ impl TcpDriver {
         options.max_datagram = options
             .max_datagram
             .min((pool.frame_bytes() as usize).saturating_sub(64));
-        // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+        // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else
+        // owns.
         let epoll = unsafe {
             let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
             if fd < 0 {
@@ -416,7 +416,7 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
         libc::AF_INET6
     };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else owns.
     let fd = unsafe {
         let fd = libc::socket(family, kind, 0);
         if fd < 0 {

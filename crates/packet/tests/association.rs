@@ -135,7 +135,7 @@ fn handshakes_survive_loss_and_give_up_on_the_dead() {
     net.block(address(1), address(2));
     for ms in 0..2100u64 {
         if ms < 100 {
-            send(&mut a, ms * 1000, Peer::Node(2), b"nobody");
+            send(&mut a, ms * 1000, Peer::Node(2), b"no node");
         }
         poll(&mut a, ms * 1000);
     }
@@ -247,8 +247,8 @@ fn captured_assoc(net: &MemNet, from: u16) -> Option<u64> {
     Some(u64::from_le_bytes(id))
 }
 
-/// Whoever sees which associations messages go on can name them in notices, again and again: more
-/// handshakes than the other side keeps associations for.
+/// An attacker that sees which associations messages use can name them in notices, again and again:
+/// more handshakes than the other side keeps associations for.
 #[test]
 fn forged_notices_again_and_again_cost_no_message() {
     for is_client in [false, true] {
@@ -277,7 +277,7 @@ fn forged_notices_again_and_again_cost_no_message() {
     }
 }
 
-/// It confirms the new association by itself, and once more if that is lost.
+/// It confirms the new association without a message to send, and once more if that is lost.
 #[test]
 fn a_restarted_side_that_has_nothing_to_say_is_reached_after_few_round_trips() {
     for is_client in [false, true] {
@@ -410,7 +410,7 @@ fn probe_is_answered_by_the_node_of_that_id_and_key_only() {
         let before = (a.stats().associations_made, b.stats().associations_made);
         for (id, at, answers) in [
             (2, 2, true),
-            // Node 3 is known to nobody, and answers where it is.
+            // Node 3 is known to no node, and answers where it is.
             (3, 3, true),
             (2, 3, false),
             (3, 2, false),

@@ -144,7 +144,7 @@ proptest! {
         settle(0, &mut a, &mut b);
         for (round, (which, at, value, cut, how)) in changes.into_iter().enumerate() {
             let (from, to, mut bytes) = sent[usize::from(which) % sent.len()].clone();
-            // A sequence number that was not seen yet, as whoever holds the keys can have.
+            // A sequence number that was not seen yet, as a holder of the keys can have.
             let seq = bytes.len().min(20);
             if seq == 20 {
                 bytes[12..20].copy_from_slice(&(1000 + 7 * round as u64 + u64::from(value % 5)).to_le_bytes());

@@ -55,7 +55,7 @@ impl Driver for Narrow {
     as_inner!();
 }
 
-/// Node 1 with a queue of its own, and nodes 2 and 3, all acquainted.
+/// Node 1 with its own queue, and nodes 2 and 3, all acquainted.
 struct World {
     net: MemNet,
     room: Arc<Mutex<Room>>,
@@ -139,7 +139,7 @@ fn a_message_longer_than_the_queue_arrives_a_little_at_a_time() {
         let stats = world.sender.stats();
         assert_eq!(stats.send_dropped, 0);
         assert!(stats.send_deferred > 1300, "{}", stats.send_deferred);
-        // Nobody is woken for nothing.
+        // No thread is woken without need.
         assert!(world.sender.next_timeout().is_none_or(|at| at > 100_000));
     }
 }
@@ -183,7 +183,7 @@ fn order_is_kept_and_short_messages_overtake() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_keeps_nobody_else_waiting_and_is_given_up() {
+fn a_peer_that_takes_nothing_delays_no_other_and_is_given_up() {
     let mut world = World::new(Security::Authenticated);
     world.room.lock().unwrap().shut = Some(address(2));
     let (dead, alive) = (numbered(1, 400_000), numbered(2, 400_000));
@@ -308,7 +308,7 @@ fn what_is_short_does_not_overtake_more_than_the_receiver_remembers() {
 }
 
 #[test]
-fn what_goes_to_replicas_has_room_of_its_own_and_goes_first() {
+fn messages_to_replicas_have_separate_room_and_go_first() {
     let mut world = World::new(Security::Authenticated);
     let mut client = port(&world.net, 4, client_config(4));
     client.add_node(1, address(1));

@@ -1,4 +1,4 @@
-//! Whoever holds a client's key begins as many messages as it can and ends none: what they take, as
+//! A holder of a client's key begins as many messages as it can and ends none: what they take, as
 //! the reassembly counts it and as the allocator does, stays within the bound. Messages of others
 //! pass meanwhile.
 
@@ -152,7 +152,7 @@ fn client(net: &MemNet, server: &mut Port, number: u16) -> (SocketAddr, u64) {
         .captured()
         .into_iter()
         .find(|(from, _, bytes)| *from == at && data(bytes));
-    let (_, _, bytes) = mine.expect("a message of its own");
+    let (_, _, bytes) = mine.expect("a separate message");
     let header = DataHeader::parse(&bytes).expect("a header");
     (at, header.assoc)
 }
@@ -208,7 +208,7 @@ fn a_server_that_clients_flood_with_beginnings() {
     }
     assert_eq!(server.stats().malformed, 0);
     assert!(server.stats().partials_dropped > 0, "{:?}", server.stats());
-    // And clients, while nobody pushes them out.
+    // And clients, while no node pushes them out.
     let mut config = client_config(200);
     config.security = Security::Off;
     config.max_message = MAX_MESSAGE;

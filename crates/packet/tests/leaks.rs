@@ -1,4 +1,4 @@
-//! A million messages over a bad network, kept and let go as a log does it, with restarts: not one
+//! A million messages over a bad network, kept and freed as a log does it, with restarts: not one
 //! frame is lost.
 //!
 //! `CYCLONE_SEED=n` repeats a run, `CYCLONE_OPERATIONS=n` makes it longer or shorter.
@@ -81,7 +81,7 @@ impl Machine {
                 frames.iter().map(name).collect()
             })
             .collect();
-        assert_eq!(self.pool.free(), self.pool.count(), "nobody holds any");
+        assert_eq!(self.pool.free(), self.pool.count(), "no frame is held");
         for frames in named {
             let adopt = |(number, offset, len)| self.pool.adopt(number, offset, len);
             let adopted: Result<Vec<Frame>, _> = frames.into_iter().map(adopt).collect();
@@ -110,7 +110,7 @@ impl Machine {
         }
     }
 
-    /// With an empty log, nothing under way and half-received messages too old, all frames are free
+    /// With an empty log, nothing in flight and half-received messages too old, all frames are free
     /// while the port lives.
     fn settle(&mut self, now_us: u64) {
         self.log.clear();

@@ -238,7 +238,7 @@ impl Driver for Apart {
 }
 
 #[test]
-fn frames_outside_the_given_memory_are_told() {
+fn frames_outside_the_given_memory_are_reported() {
     let (net, mut a, mut b) = pair(Faults::default(), Security::Authenticated);
     assert_eq!(b.stats().frames_outside, 0);
     let (given, own) = (pool(64, 2048), pool(256, 2048));

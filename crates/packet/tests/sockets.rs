@@ -197,7 +197,7 @@ fn tcp_reconnects_and_drops_nonsense() {
     b.add_node(1, a.local_addr());
     send(&mut a, clock.now_us(), Peer::Node(2), b"one");
     wait(&clock, &mut b, &mut a, 1);
-    // Garbage on a connection of its own.
+    // Garbage on a separate connection.
     let mut garbage = std::net::TcpStream::connect(at).unwrap();
     std::io::Write::write_all(&mut garbage, &[0xFF; 4096]).unwrap();
     let start = Instant::now();
@@ -250,7 +250,7 @@ fn strangers_that_only_connect_take_no_peer_s_place() {
         }
         drop(strangers);
     }
-    // The connection that the client made still stands: nobody can connect to it.
+    // The connection that the client made still stands: no server can connect to it.
     send(&mut server, clock.now_us(), whose, b"after");
     let got = wait(&clock, &mut client, &mut server, 1);
     assert_eq!(bodies(&got), [b"after"]);
@@ -284,7 +284,7 @@ fn unauthenticated_connections_push_no_authenticated_peer_out() {
     wait(&clock, &mut node, &mut server, 1);
     let mut strangers = Vec::new();
     for number in 0..20u8 {
-        // Data of an association that nobody has draws a notice.
+        // Data of an association that does not exist draws a notice.
         let mut datagram = [0; 4 + 48];
         datagram[0] = 48;
         datagram[4..6].copy_from_slice(&[0xC9, 4]);
@@ -316,7 +316,7 @@ fn unauthenticated_connections_push_no_authenticated_peer_out() {
     assert_eq!(
         server.stats().associations_made,
         before.associations_made,
-        "nobody had to shake hands again"
+        "no side had to shake hands again"
     );
     // The strangers pushed out each other.
     assert!(server.driver_stats().connections_dropped >= 10);
@@ -338,7 +338,7 @@ fn datagrams_longer_than_a_frame_are_counted() {
 }
 
 /// Prints what a small message costs beside the system calls: `cargo test --release -- --ignored
-/// --nocapture cost`. A descriptor tells of what has arrived once. What could not be taken then,
+/// --nocapture cost`. A descriptor reports what has arrived once. What could not be taken then,
 /// because all frames were elsewhere, is looked for again.
 #[test]
 fn what_found_no_frame_is_asked_for_again() {

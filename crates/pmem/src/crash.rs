@@ -28,12 +28,12 @@ struct State {
     /// Per line of memory: its place in `open`, or [`NONE`].
     place: Vec<u32>,
     open: Vec<Line>,
-    /// Lines that the next fence looks at.
+    /// Lines that the next fence writes back.
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
     recent: VecDeque<u32>,
     /// Per page of memory: whether it may hold something else than is durable. All others need not
-    /// be looked at when the memory is handed to its next user.
+    /// be checked when the memory is handed to its next user.
     touched: Vec<bool>,
     events: u64,
     stop_after: Option<u64>,
@@ -409,7 +409,7 @@ impl CrashSim {
         };
     }
 
-    /// Damages one byte of what is durable, unless it is zero. Answers whether it was not.
+    /// Damages one byte of what is durable, unless it is zero. Returns whether it was not.
     ///
     /// # Panics
     /// When the memory is not as long.

@@ -114,7 +114,7 @@ pub fn prefetch_line(line: *const u8) {
 /// Copies past the caches where the destination is aligned; what is copied so needs only a fence.
 ///
 /// # Safety
-/// `to..to + from.len()` is writable and nobody else reads or writes it.
+/// `to..to + from.len()` is writable and no other code reads or writes it.
 pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8], method: Method) {
     let head = (to as usize).wrapping_neg() & 15;
     let head = head.min(from.len());
@@ -162,8 +162,8 @@ pub(crate) unsafe fn zero_streaming(to: *mut u8, len: usize, method: Method) {
 }
 
 // The lines' stores are hidden from the compiler, as a device's would be. Vectors that are aligned
-// to their size are not stored in parts smaller than a word, so that others who look at the same
-// time see old words or new ones.
+// to their size are not stored in parts smaller than a word, so that concurrent readers see old
+// words or new ones.
 
 /// Zeroes lines with one store each.
 ///
@@ -320,7 +320,7 @@ mod tests {
             for start in 0..66 {
                 for len in (0..200).step_by(7).chain([63, 64, 65, 127, 128, 129, 500]) {
                     let mut to = vec![0xee; 640];
-                    // SAFETY: the range lies within `to`, which nobody else sees.
+                    // SAFETY: the range lies within `to`, which no other code sees.
                     unsafe { zero_streaming(to.as_mut_ptr().add(start), len, method) };
                     fence();
                     assert!(to[start..start + len].iter().all(|&byte| byte == 0));
@@ -341,7 +341,7 @@ mod tests {
             for start in 0..33 {
                 for len in (0..70).chain([127, 128, 129, 500]) {
                     let mut to = vec![0xee; 640];
-                    // SAFETY: the range lies within `to`, which nobody else sees.
+                    // SAFETY: the range lies within `to`, which no other code sees.
                     unsafe {
                         copy_streaming(to.as_mut_ptr().add(start), &from[3..3 + len], method)
                     };

@@ -64,8 +64,8 @@ impl Deref for FrameMut {
     fn deref(&self) -> &[u8] {
         let inner = self.inner();
         // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's
-        // memory is initialised (mapped pages), and while the state is WRITING nobody else reads or
-        // writes these bytes.
+        // memory is initialised (mapped pages), and while the state is WRITING no other code reads
+        // or writes these bytes.
         unsafe {
             std::slice::from_raw_parts(inner.address(self.number), inner.frame_bytes as usize)
         }
@@ -156,7 +156,7 @@ impl Frame {
         part
     }
 
-    /// Lets go of the first bytes of it.
+    /// Drops the first bytes of the frame.
     #[inline]
     pub(crate) fn skip(&mut self, count: usize) {
         debug_assert!(count <= self.len as usize);
@@ -224,7 +224,7 @@ impl Deref for Frame {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes lie within the frame (checked where the part was made), and while
-        // readers exist nobody writes them.
+        // readers exist no code writes them.
         unsafe {
             std::slice::from_raw_parts(
                 self.inner().address(self.number).add(self.offset as usize),

@@ -31,14 +31,14 @@ impl Memory {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: mapped just above, and nobody else knows of it.
+        // SAFETY: mapped just above, and no other code knows of it.
         Ok(unsafe { Memory::owned(start.cast(), len) })
     }
 
     /// Takes a mapping over.
     ///
     /// # Safety
-    /// The bytes are mapped, and nobody else unmaps them.
+    /// The bytes are mapped, and no other code unmaps them.
     pub(crate) unsafe fn owned(start: *mut u8, len: usize) -> Memory {
         Memory { start, len }
     }
@@ -50,7 +50,7 @@ impl Memory {
     /// Makes it hold `image`, which the pages that are not `touched` do already.
     ///
     /// # Safety
-    /// Nobody uses the memory meanwhile.
+    /// No other code uses the memory meanwhile.
     pub(crate) unsafe fn assign(&self, image: &[u8], touched: &[bool]) {
         assert_eq!(image.len(), self.len);
         // SAFETY: mapped for reading and writing as long as `self` lives, and the caller keeps

@@ -32,7 +32,7 @@ impl Segment {
         }
     }
 
-    /// Lets go of the first bytes, of which there are more.
+    /// Drops the first bytes, of which there are more.
     fn skip(&mut self, count: usize) {
         match self {
             Segment::Bytes { start, end, .. } => {

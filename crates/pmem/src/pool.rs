@@ -311,7 +311,7 @@ impl Pool {
         self.inner().slots.len() as u32
     }
 
-    /// Frames that nobody holds; a snapshot while other threads take and return frames.
+    /// Free frames; a snapshot while other threads take and return frames.
     pub fn free(&self) -> u32 {
         let inner = self.inner();
         let number = top(inner.head.0.load(Ordering::Acquire));
@@ -373,7 +373,7 @@ impl Pool {
             }
             check_readers(seen);
             if seen == LISTED {
-                // Counted first: whoever takes it off the list counts down.
+                // Counted first: the thread that takes the frame off the list counts down.
                 inner.claimed.fetch_add(1, Ordering::Relaxed);
             }
             match slot
@@ -435,9 +435,9 @@ impl Pool {
         }
     }
 
-    /// Where the frames lie, for a device that is told their memory: the first frame's address, and
-    /// the bytes of all of them. Valid while a handle on the pool or one of its frames lives. Who
-    /// may touch which bytes is for the frames' handles to say.
+    /// Where the frames lie, for a device that registers their memory: the first frame's address,
+    /// and the bytes of all of them. Valid while a handle on the pool or one of its frames lives.
+    /// Who may touch which bytes is for the frames' handles to say.
     #[inline]
     pub fn span(&self) -> (*mut u8, usize) {
         let inner = self.inner();
@@ -467,7 +467,7 @@ impl Drop for Pool {
         if inner.handles.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        // Nobody can pop or adopt any more. Frames held elsewhere keep the memory until they are
+        // No thread can pop or adopt any more. Frames held elsewhere keep the memory until they are
         // dropped.
         let mut number = top(inner.head.0.swap(u64::from(CLOSED), Ordering::AcqRel));
         let mut gone = 1;

@@ -389,7 +389,7 @@ impl Region {
         let is_dax = matches!(kind, Kind::DeviceDax | Kind::FsDax);
         let is_persistent = is_persistent(Path::new(SYSFS), kind, &metadata);
         let persistent_caches = is_dax && persistent_caches(Path::new("/sys/bus/nd/devices"));
-        // SAFETY: mapped just above, and nobody else knows of it.
+        // SAFETY: mapped just above, and no other code knows of it.
         let memory = unsafe { Memory::owned(start, len) };
         let method = Method::choose(options.flush, persistent_caches)
             .ok_or(RegionError::NoSuchFlush(options.flush))?;
@@ -433,7 +433,7 @@ impl Region {
     /// When the system has no memory left.
     pub fn from_image(image: &[u8]) -> Result<(Region, CrashSim), RegionError> {
         let memory = anonymous_memory(image.len() as u64)?;
-        // SAFETY: nobody else knows of it yet.
+        // SAFETY: no other code knows of it yet.
         unsafe { memory.assign(image, &used_pages(image)) };
         let (tracker, sim) = Tracker::new(sparse_copy(image), Arc::clone(&memory));
         Ok((Region::tracked(memory, image.len(), tracker), sim))
@@ -549,7 +549,7 @@ fn anonymous_memory(len: u64) -> Result<Arc<Memory>, RegionError> {
     Ok(Arc::new(memory))
 }
 
-/// Nothing to flush for memory that nobody else sees; the tracker sees the calls all the same.
+/// Nothing to flush for memory that no other code sees; the tracker sees the calls all the same.
 fn untouched_by_others(memory: Arc<Memory>, len: usize, tracker: Option<Box<Tracker>>) -> Mapping {
     Mapping {
         start: memory.start(),

@@ -306,8 +306,8 @@ fn the_next_user_finds_nothing_that_was_not_durable() {
     let pool = Pool::new(region.take(MORE / 2, MORE / 2).unwrap(), 4096);
     area.write(100, &[1; 5000]);
     area.persist(100, 5000);
-    // Written and given back, and written and used in part only: the simulator was told of less
-    // than was stored.
+    // Written and given back, and written and used in part only: the simulator was notified of
+    // fewer bytes than were stored.
     let (mut used, mut unused) = (pool.alloc().unwrap(), pool.alloc().unwrap());
     unused.fill(2);
     drop(unused);

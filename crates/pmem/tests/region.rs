@@ -195,7 +195,7 @@ fn region_has_one_user() {
 }
 
 #[test]
-fn the_lock_ends_with_the_region_whoever_else_has_the_file_open() {
+fn the_lock_ends_with_the_region_even_if_the_file_is_open_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("region");
     let region = Region::open(&options(&path, LEN, true)).unwrap();
@@ -213,7 +213,7 @@ fn the_lock_ends_with_the_region_whoever_else_has_the_file_open() {
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let childs = descriptor.try_clone_to_owned().unwrap();
     drop(region);
-    Region::open(&options(&path, LEN, false)).expect("nobody uses it");
+    Region::open(&options(&path, LEN, false)).expect("no thread uses it");
     drop(childs);
 }
 

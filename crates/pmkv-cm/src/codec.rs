@@ -34,7 +34,7 @@ pub struct LeaderRecord {
     pub leases: Option<Leases>,
 }
 
-/// How long leases last that whoever takes over has to wait for. Its own may be shorter.
+/// The duration of leases that a successor has to wait for. Its own may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leases {
     /// The longest that a server may still hold from this manager or from one before, in

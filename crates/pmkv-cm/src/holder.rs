@@ -1,11 +1,11 @@
 //! The server's side: asks for leases, adopts configurations, knows what may be served at this
 //! moment. Pure, like the manager. //= rowan §4.5
 //!
-//! A lease counts from the moment its request was sent, less the drift of clocks
+//! A lease counts from the time its request was sent, less the drift of clocks
 //! ([`Timing::trusted_us`]). So it has run out here before the manager believes so, however long
 //! the answer took, and a server that was paused finds it gone. A read is right if
 //! [`Holder::may_serve`] holds *after* the value was taken; a write needs nothing more than the
-//! acknowledgement of every replica, which shut out whoever is no longer a member.
+//! acknowledgement of every replica, which shut out servers that are no longer members.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -47,8 +47,8 @@ pub enum Action {
     /// Send to every manager.
     Send(FromServer),
     /// A new configuration. Then report [`Event::Adopted`], when:
-    /// - nobody but [`Configuration::up`] can reach this server's memory any more, not even with
-    ///   operations that are under way. Access goes by membership, server and [`Member::since`]: a
+    /// - only [`Configuration::up`] can reach this server's memory now; others cannot, not even
+    ///   with operations in flight. Access depends on membership, server and [`Member::since`]: a
     ///   server that comes back is let in anew, under other keys, or what it had posted before it
     ///   was shut out would take effect now. Those named were let in before;
     /// - the shards named are not served any more: no request for them begins, none is answered
@@ -112,7 +112,7 @@ pub struct Holder {
     config: Option<Arc<Configuration>>,
     adopted: u64,
     committed: u64,
-    /// Newest term whose commitment was told to the engine, and what it held and served then.
+    /// Newest term whose commitment was reported to the engine, and what it held and served then.
     told: u64,
     held: BTreeSet<ShardId>,
     served: BTreeMap<ShardId, u64>,

@@ -22,7 +22,7 @@
 //!   acknowledged write.
 //!
 //! A program gives both their surroundings: it carries messages, asks the store, does what a server
-//! is told to.
+//! is instructed to do.
 //!
 //! ```
 //! use cyclone_pmkv_cm::manager::{self, Founding};

@@ -30,7 +30,8 @@ pub struct Founding {
     pub cluster: u128,
     /// How many servers to wait for.
     pub servers: usize,
-    /// How many shards, for ever; 0: [`crate::slots::SHARDS_PER_SERVER`] for each of the servers.
+    /// How many shards, permanently; 0: [`crate::slots::SHARDS_PER_SERVER`] for each of the
+    /// servers.
     pub shards: u16,
     /// Copies of each shard, the primary's included.
     pub replication: u8,
@@ -76,14 +77,14 @@ pub enum CommandError {
     /// The shard's primary has failed.
     #[error("shard {0} is not served: {1} has failed")]
     NotServed(crate::ShardId, ServerId),
-    /// A shard moves by itself only while nothing else is done with it.
+    /// A shard moves without an operator only while nothing else is done with it.
     #[error(
         "shard {0} is on the move, or a copy of it is being made; try again when that has ended"
     )]
     NotAtRest(crate::ShardId),
-    /// Nobody could take a failed server's shards over.
+    /// No server could take a failed server's shards over.
     #[error("no server is live that could begin its shards anew")]
-    NobodyLive,
+    NoLiveServer,
     /// Too few servers would be left to hold all copies.
     #[error("{left} servers would be left for {wanted} copies of each shard")]
     TooFew {
@@ -147,8 +148,8 @@ pub enum Notice {
     },
     /// The store holds something that is no configuration of this cluster; nothing is changed.
     Unreadable(Revision),
-    /// The next configuration would contradict itself, and nobody could read it. It is not written;
-    /// what was asked for with it is dropped.
+    /// The next configuration would contradict itself, and no program could read it. It is not
+    /// written; what was asked for with it is dropped.
     Contradiction {
         /// What is wrong with it.
         error: ConfigError,

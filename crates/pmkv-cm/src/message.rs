@@ -49,8 +49,8 @@ pub enum FromServer {
         session: u64,
         /// Number of this request; the grant names it.
         number: u64,
-        /// Highest term it has adopted: nobody outside of that configuration reaches its memory any
-        /// more.
+        /// Highest term it has adopted: no server outside of that configuration reaches its memory
+        /// any more.
         adopted: u64,
     },
     /// Holds everything of a shard now.
@@ -113,7 +113,7 @@ pub enum ToServer {
     },
     /// Adopt this.
     Prepare(Arc<Configuration>),
-    /// Every member has adopted the term, and nobody else holds a lease.
+    /// Every member has adopted the term, and no other server holds a lease.
     Commit {
         /// The term.
         term: u64,

@@ -31,7 +31,7 @@ pub(crate) enum Mistake {
     OldReportCounts,
     /// A server that returns is granted a lease before it has adopted its new membership.
     LeaseBeforeAdoption,
-    /// A primary is moved to where no copy of it is begun, and nobody makes it good.
+    /// A primary is moved to where no copy of it is begun, and this is not corrected.
     MovedWithoutCopy,
 }
 

@@ -91,20 +91,21 @@ pub struct Record {
     pub value: Vec<u8>,
 }
 
-/// What a store says by itself.
+/// What a store reports without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A request has ended.
     Answer(Ticket, Answer),
-    /// A record has changed; not every change need be told, but the last one is, sooner or later.
+    /// A record has changed; not every change need be reported, but the last one is, sooner or
+    /// later.
     Changed(Key, Record),
 }
 
 /// A store does not take a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// Too many under way; nothing was done.
-    #[error("{0} requests under way")]
+    /// Too many in flight; nothing was done.
+    #[error("{0} requests in flight")]
     Busy(usize),
     /// Larger than [`MAX_RECORD`].
     #[error("a record of {0} bytes; at most {MAX_RECORD} are possible")]

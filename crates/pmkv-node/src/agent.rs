@@ -150,7 +150,7 @@ fn say(post: &mut Post, managers: &[PathBuf], message: &FromServer) {
 }
 
 fn give(orders: &Sender<Order>, order: Order) {
-    // Without a loop the agent ends with its next look at the reports.
+    // Without a loop the agent ends with its next check of the reports.
     let _ = orders.send(order);
 }
 
@@ -161,7 +161,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     /// The control thread hangs: the server must not keep its lease, as others would wait for its
-    /// memory for ever.
+    /// memory without end.
     #[test]
     fn without_loop_or_control_thread_nothing_is_asked_for() {
         let directory = tempfile::tempdir().expect("a directory");

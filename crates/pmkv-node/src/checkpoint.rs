@@ -33,7 +33,7 @@ pub(super) fn start(fabric: &Path, id: u32, memory: u64) -> Start {
 /// Where the bytes are.
 enum State {
     Written(BufWriter<File>),
-    /// A thread of its own waits for the disk: whoever writes has a lease to renew.
+    /// A separate thread waits for the disk: the writing thread has a lease to renew.
     Synced(JoinHandle<io::Result<()>>),
     Over,
 }
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_the_newest_once_a_thread_of_its_own_has_made_it_durable() {
+    fn a_file_is_the_newest_once_its_thread_has_made_it_durable() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = path(directory.path(), 3);
         fs::write(&path, "older").expect("written");

@@ -2,14 +2,14 @@
 //! cleaning, and what an operator may ask for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
+use cyclone_node::error_text::error_text;
 use cyclone_node::login::Login;
 use cyclone_node::resp;
-use cyclone_node::told::told;
 use serde::Serialize;
 
 use super::file::ClusterFile;
@@ -22,7 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Options {
     /// The cluster's file.
     #[arg(long)]
-    config: PathBuf,
+    config: Option<PathBuf>,
+    /// What the commands of the other engines take.
+    #[arg(long, hide = true)]
+    connect: Option<String>,
     /// JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -104,7 +107,7 @@ pub fn run(command: &Command) -> Result<()> {
             (options, OperatorRequest::Move { shard, target })
         }
     };
-    let cluster = operator::ask(&file(&options.config)?, &question, PATIENCE)?;
+    let cluster = operator::ask(&file(options, command.name())?, &question, PATIENCE)?;
     if options.json {
         println!("{}", serde_json::to_string(&cluster)?);
         return Ok(());
@@ -128,8 +131,39 @@ pub fn run(command: &Command) -> Result<()> {
     Ok(())
 }
 
-fn file(path: &Path) -> Result<ClusterFile> {
-    ClusterFile::read(path)
+impl Command {
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Members(_) => "members",
+            Command::Shards(_) => "shards",
+            Command::Migrations(_) => "migrations",
+            Command::Segments { .. } => "segments",
+            Command::Drain { .. } => "drain",
+            Command::Undrain { .. } => "undrain",
+            Command::Move { .. } => "move",
+            Command::Forget { .. } => "forget",
+        }
+    }
+}
+
+/// Reads the cluster's file.
+///
+/// # Errors
+/// There is none, because the cluster is of another engine: then what to do there.
+fn file(options: &Options, command: &str) -> Result<ClusterFile> {
+    if let (Some(path), None) = (&options.config, &options.connect) {
+        return ClusterFile::read(path);
+    }
+    let other = match command {
+        "members" => "`cyclone ctl member list`",
+        "drain" | "forget" => "`cyclone ctl member remove`",
+        "move" => "`cyclone ctl member move`",
+        _ => "`cyclone ctl status` and `cyclone ctl member list`",
+    };
+    bail!(
+        "`ctl {command}` is for the engine pmkv, and takes --config with the cluster's file (docs/pmkv.md); for the engines \
+         rocksdb and memory there is {other}"
+    )
 }
 
 fn members(cluster: &Cluster) {
@@ -188,7 +222,7 @@ struct ServerSegments {
 }
 
 fn segments(options: &Options, login: &Login) -> Result<()> {
-    let file = file(&options.config)?;
+    let file = file(options, "segments")?;
     let access = login.read()?;
     let lines: Vec<ServerSegments> = file
         .servers
@@ -198,7 +232,7 @@ fn segments(options: &Options, login: &Login) -> Result<()> {
                 .and_then(|mut open| resp::info_of(&mut open));
             let (info, error) = match info {
                 Ok(info) => (info, None),
-                Err(error) => (HashMap::new(), Some(told(&error))),
+                Err(error) => (HashMap::new(), Some(error_text(&error))),
             };
             let number = |name: &str| {
                 let text = info.get(&format!("pmkv_{name}"));

@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         lease_ms: arguments.lease_ms,
         ..Shape::default()
     };
-    let place = Place::new(arguments.directory.as_deref(), "cyclone-pmkv");
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-pmkv")?;
     let directory = &place.directory;
     // Refuses what servers would refuse before anything is made.
     let mut servers = Servers::create(directory, &shape)?;
@@ -340,7 +340,7 @@ fn verify(
 ) -> Result<()> {
     let mut client = Client::new(addresses);
     let mut latency = Histogram::<u64>::new(3)?;
-    let mut looked_at = 0;
+    let mut checked = 0;
     for (writer, keys) in known.iter().enumerate() {
         for (key, known) in keys.iter().enumerate().filter(|(_, known)| known.sent > 0) {
             check(interrupted)?;
@@ -358,7 +358,7 @@ fn verify(
                     bail!("{name} cannot be read");
                 }
             };
-            looked_at += 1;
+            checked += 1;
             match judge(value.as_deref(), *known, key as u64) {
                 Verdict::Right => {}
                 Verdict::Lost => report.lost += 1,
@@ -368,7 +368,7 @@ fn verify(
     }
     report.get_p50_us = latency.value_at_quantile(0.5);
     progress.say(&format!(
-        "{looked_at} keys read back: {} lost, {} wrong",
+        "{checked} keys read back: {} lost, {} wrong",
         report.lost, report.wrong
     ));
     Ok(())

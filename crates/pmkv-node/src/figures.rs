@@ -130,7 +130,7 @@ fn of_worker(sheet: &mut MetricsSnapshot, node: &mut Node) {
         return;
     };
     let (stats, in_flight) = (worker.stats(), worker.in_flight() as u64);
-    let help = "Requests and records under way.";
+    let help = "Requests and records in flight.";
     sheet.add(Kind::Gauge, "pmkv_in_flight", help, &[], in_flight);
     let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, &[], value);
     counter(
@@ -146,7 +146,7 @@ fn of_worker(sheet: &mut MetricsSnapshot, node: &mut Node) {
     );
     counter(
         "pmkv_refused_busy",
-        "Requests refused because too much was under way.",
+        "Requests refused because too many were in flight.",
         stats.refused_busy,
     );
     counter("pmkv_resent_records", "Records sent again.", stats.resent);

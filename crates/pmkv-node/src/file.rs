@@ -8,6 +8,7 @@
 //!   founded            there once the cluster has had a configuration (founded.rs)
 //! ```
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -39,11 +40,11 @@ const MOST_SEGMENT_BYTES: u64 = 512 << 20;
 const LEAST_SEGMENTS: u64 = 24;
 
 /// The cluster's file, the same for all servers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Where memories, their control files, sockets and the embedded store lie; nobody else should
-    /// have access to it.
+    /// Where memories, their control files, sockets and the embedded store lie; no other user
+    /// should have access to it.
     pub directory: PathBuf,
     /// rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[serde(default = "rowan")]
@@ -97,6 +98,18 @@ pub struct ClusterFile {
     /// What the cluster was founded with, once it was.
     #[serde(skip)]
     pub founded: Option<Founded>,
+}
+
+impl fmt::Debug for ClusterFile {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterFile")
+            .field("directory", &self.directory)
+            .field("replication", &self.replication)
+            .field("copies", &self.copies)
+            .field("servers", &self.servers)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A server of the file.
@@ -223,8 +236,8 @@ impl ClusterFile {
             }
             if !is_reachable(redis) {
                 bail!(
-                    "servers: redis = \"{redis}\" of server {id}: nobody can be reached there; expected the address and \
-                     port as clients reach them"
+                    "servers: redis = \"{redis}\" of server {id}: no machine can be reached \
+                     there; expected the address and port as clients reach them"
                 );
             }
             if let Some(other) = before.iter().find(|other| other.redis == redis) {
@@ -254,7 +267,7 @@ impl ClusterFile {
             );
         }
         if self.max_clients == 0 {
-            bail!("max_clients = 0 would let nobody in");
+            bail!("max_clients = 0 would admit no client");
         }
         self.check_record(usize::from(shards))
     }
@@ -396,8 +409,8 @@ impl ClusterFile {
             None => Timing::for_cores(cores / self.servers.len().max(1)),
         };
         Timing {
-            // The engine asks for few shards at once by itself; a term for each handful would be a
-            // pause for each.
+            // The engine asks for few shards at once; a term for each handful would be a pause for
+            // each.
             copies_per_server: 48,
             ..rules
         }
@@ -449,6 +462,37 @@ pub fn get<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 mod tests {
     use super::*;
 
+    fn refused(text: &str) -> String {
+        match syntax::parse::<ClusterFile>(text) {
+            Ok(_) => panic!("it should have been refused: {text}"),
+            Err(error) => format!("{error:#} {error:?}"),
+        }
+    }
+
+    #[test]
+    fn units_are_explained() {
+        for (field, expected) in [
+            ("memory_bytes", "number of bytes"),
+            ("lease_ms", "number of milliseconds"),
+            ("checkpoint_s", "number of seconds"),
+            ("copy_mib_s", "number of MiB per second"),
+        ] {
+            let text = format!("directory = \"/x\"\n{field} = \"64MiB\"\nservers = []\n");
+            let said = refused(&text);
+            assert!(said.contains(expected), "{field}: {said}");
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_token() {
+        let cluster = "directory = \"/x\"\ntoken = \"1234567123456712\"\nservers = []\n";
+        let cluster: ClusterFile = syntax::parse(cluster).expect("a cluster");
+        let said = format!("{cluster:?}");
+        for secret in ["1234567", "49, 50"] {
+            assert!(!said.contains(secret), "{secret}: {said}");
+        }
+    }
+
     #[test]
     fn token_is_not_told() {
         for token in [
@@ -457,10 +501,7 @@ mod tests {
             "1234567890123456.5",
         ] {
             let text = format!("directory = \"/x\"\ntoken = {token}\nservers = []\n");
-            let said = match syntax::parse::<ClusterFile>(&text) {
-                Ok(_) => panic!("it should have been refused: {text}"),
-                Err(error) => format!("{error:#} {error:?}"),
-            };
+            let said = refused(&text);
             assert!(!said.contains("123456789"), "{said}");
             assert!(said.contains("line 2") && said.contains("token"), "{said}");
         }

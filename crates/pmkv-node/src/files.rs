@@ -16,7 +16,7 @@ use cyclone_fabric::shm::{ShmConfig, ShmEndpoint};
 use cyclone_fabric::{Endpoint, FabricError};
 use cyclone_pmkv::{Endpoints, ServerId};
 
-/// A directory that nobody else may look into: who can reach its sockets may speak as a member.
+/// A directory that no other user may read: who can reach its sockets may speak as a member.
 pub(super) fn private_directory(path: &Path) -> Result<()> {
     cyclone_pmem::create_private_dir_all(path)
         .with_context(|| format!("cannot create {}", path.display()))
@@ -31,7 +31,7 @@ pub(super) struct Files {
 
 impl Files {
     /// Of one of so many servers. What a killed process of this server has left of its terms is
-    /// removed; nobody but this process may have the server's memory open.
+    /// removed; only this process may have the server's memory open.
     pub fn new(directory: PathBuf, server: ServerId, servers: u32) -> io::Result<Files> {
         remove_old(&directory, server)?;
         Ok(Files {
@@ -113,8 +113,8 @@ mod tests {
         Node::open(config, Box::new(data), peers, Box::new(files)).expect("a node")
     }
 
-    /// Each change of configuration opens endpoints of its term; those of the term before are of
-    /// use to nobody.
+    /// Each change of configuration opens endpoints of its term; those of the term before are of no
+    /// use.
     #[test]
     fn ten_changes_of_configuration_leave_no_files_behind() {
         let directory = tempfile::tempdir().expect("a directory");

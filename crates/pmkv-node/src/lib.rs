@@ -100,7 +100,7 @@ struct Serving {
     period_ends_us: u64,
 }
 
-/// Reads the cluster's file with what the command line replaces, and checks what can be told wrong
+/// Reads the cluster's file with what the command line replaces, and checks what can be found wrong
 /// before anything is opened.
 ///
 /// # Errors
@@ -292,7 +292,7 @@ impl Serving {
         };
         self.renewals.apply(&mut self.gateway);
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
-        cyclone_node::serve::tell_of_evictions(&mut self.gateway);
+        cyclone_node::serve::report_evictions(&mut self.gateway);
         let held = self.gateway.held();
         self.trimmer.note(held.input_bytes + held.output_bytes);
         // Twice: what is sent by the first is often done by the second.
@@ -304,7 +304,7 @@ impl Serving {
             busy |= worker.in_flight() > 0;
         }
         if !answers.is_empty() || busy {
-            // After the values were read: whoever holds the lease now held it then.
+            // After the values were read: the current holder of the lease held it then.
             let holds_lease = self.shared.holds_lease();
             for (ticket, answer) in answers {
                 self.gateway
@@ -346,8 +346,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Nobody but the configuration's members reaches this memory from here on, and nothing is
-    /// served.
+    /// Only the configuration's members reach this memory from here on, and no request is served.
     fn adopt(&mut self, config: &Arc<cm::Configuration>) -> Result<(), Trouble> {
         let started = Instant::now();
         self.check_shards(config).map_err(Trouble::Lasting)?;
@@ -466,7 +465,7 @@ impl Serving {
     }
 
     fn tell(&self, event: Event) {
-        // Without an agent the next look at its orders ends the loop.
+        // Without an agent the next check of its orders ends the loop.
         let _ = self.reports.send(event);
     }
 }
@@ -526,7 +525,7 @@ fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<MetricsExchange>>> {
     let Some(listen) = entry.metrics else {
         return Ok(None);
     };
-    // The loop looks every millisecond by itself.
+    // The loop polls every millisecond.
     let desk = Arc::new(MetricsExchange::waking(|| {}));
     let address = cyclone_node::metrics::serve(listen, Arc::clone(&desk))
         .with_context(|| format!("cannot serve metrics at {listen}"))?;

@@ -206,6 +206,7 @@ impl Servers {
     ) -> Result<()> {
         let until = Instant::now() + patience;
         while !done(self)? {
+            cyclone_node::signals::check()?;
             for (id, child) in self.children.iter_mut().enumerate() {
                 if let Some(child) = child
                     && let Some(status) = child.try_wait()?

@@ -1,5 +1,5 @@
-//! One configuration manager, as a thread of a server or a process of its own: carries messages,
-//! asks the store.
+//! One configuration manager, as a thread of a server or its own process: carries messages, asks
+//! the store.
 //= rowan §4.5
 
 use std::path::Path;
@@ -134,7 +134,7 @@ pub(super) fn run(file: &ClusterFile, id: u64, stop: &AtomicBool) -> Result<()> 
     let wait = Duration::from_micros(office.manager.tick_us().min(1_000));
     while !stop.load(Ordering::SeqCst) {
         let mut timeout = wait;
-        // As much as there is, but not for ever.
+        // As much as there is, but not without limit.
         for _ in 0..64 {
             let Some((from, bytes)) = office.post.receive(timeout) else {
                 break;

@@ -1,4 +1,4 @@
-//! What a server knows of its own memory besides its content: which memory it is, and which of its
+//! What a server knows of its memory besides its content: which memory it is, and which of its
 //! copies count. A file beside it, replaced as a whole; lost together with it, or else the memory
 //! counts as lost.
 
@@ -70,7 +70,7 @@ impl OwnMemory {
         Ok(self.written.session)
     }
 
-    /// What the engine is to be told when it opens the memory.
+    /// What the engine receives when it opens the memory.
     pub fn voids(&self) -> Vec<(ShardId, DiscardedCopy)> {
         let mark = |(&shard, &number): (&ShardId, &usize)| {
             let mark = self.written.marks.get(number)?;

@@ -1,7 +1,7 @@
 //! What the agent has told the loop and the loop has not done yet. What fails for want of
-//! something, of space on a disk for instance, is kept and tried again: nobody hears that it is
-//! done before it is, and a server that cannot do it in time is taken for failed by the manager,
-//! without ending.
+//! something, of space on a disk for instance, is kept and tried again: it is not reported as done
+//! before it is, and a server that cannot do it in time is taken for failed by the manager, without
+//! ending.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -101,7 +101,7 @@ impl Orders {
         }
     }
 
-    /// What became of the order that [`Orders::next`] gave last; answers whether to go on with the
+    /// What became of the order that [`Orders::next`] gave last; returns whether to go on with the
     /// next one.
     ///
     /// # Errors

@@ -98,7 +98,7 @@ impl Post {
         })
     }
 
-    /// Sends a message; nobody may be there to hear it.
+    /// Sends a message; there may be no receiver.
     pub fn send(&mut self, to: &Path, bytes: &[u8]) {
         self.number = self.number.wrapping_add(1);
         let mut until = None;
@@ -215,11 +215,11 @@ mod tests {
         from.socket.send_to(&datagram, &b).expect("sent");
         assert_eq!(to.receive(Duration::from_millis(50)), None);
         assert_eq!(to.receive(Duration::from_millis(50)), None);
-        // Nobody there: lost.
+        // No receiver: lost.
         from.send(&directory.path().join("c"), b"lost");
     }
 
-    /// More than the kernel keeps for a sender, to somebody who begins to receive a moment later.
+    /// More than the kernel keeps for a sender, to a receiver that starts later.
     #[test]
     fn large_messages_wait_for_their_receiver() {
         const ATTEMPTS: usize = 40;
@@ -247,7 +247,7 @@ mod tests {
 
     /// A sender must not lose its lease over somebody who does not receive.
     #[test]
-    fn nobody_waits_for_long_for_who_receives_nothing() {
+    fn no_sender_waits_long_for_a_receiver_that_receives_nothing() {
         let directory = tempfile::tempdir().expect("a directory");
         let (a, b) = (directory.path().join("a"), directory.path().join("b"));
         let mut from = Post::open(&a).expect("a");
@@ -285,18 +285,18 @@ mod tests {
             let (mut inbox, mut whole) = (Inbox::default(), 0);
             let senders = ["a", "b", "c"].map(Path::new);
             let mut sent: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
-            let mut under_way: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
+            let mut in_flight: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
             for number in 0..120 {
                 let of = random.below(senders.len());
-                if under_way[of].is_empty() {
+                if in_flight[of].is_empty() {
                     let len =
                         [0, 5, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES * 3 + 1][random.below(5)];
                     let message: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
-                    under_way[of] = datagrams(number, &message).collect();
-                    under_way[of].reverse();
+                    in_flight[of] = datagrams(number, &message).collect();
+                    in_flight[of].reverse();
                     sent[of].push(message);
                 }
-                while let Some(datagram) = under_way[of].pop() {
+                while let Some(datagram) = in_flight[of].pop() {
                     let times = [1, 1, 1, 1, 1, 1, 0, 2][random.below(8)];
                     for _ in 0..times {
                         if let Some(message) = inbox.take(senders[of], &datagram) {

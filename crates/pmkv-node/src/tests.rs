@@ -46,7 +46,7 @@ impl Place {
         }
     }
 
-    /// What the server knows of its own memory, as the file says it.
+    /// What the server knows of its memory, as the file says it.
     fn own_file(&self) -> serde_json::Value {
         let file = check(&self.arguments()).expect("a sound file");
         let known = file::get(&memory::path(&file.fabric(), 0)).expect("readable");
@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// A server that is told what to do by the test.
+/// A server that the test controls.
 struct Life {
     serving: Serving,
     peer: String,
@@ -174,7 +174,7 @@ impl Life {
 }
 
 /// A server dies; its shard 1 is made anew elsewhere; it comes back over its old memory. What it no
-/// longer holds must go, or every crash leaves a copy behind that nobody ever frees.
+/// longer holds must go, or every crash leaves a copy behind that is never freed.
 #[test]
 fn what_is_held_elsewhere_by_now_goes_when_a_server_comes_back() {
     let place = Place::new();
@@ -225,7 +225,7 @@ fn a_panic_of_the_control_thread_ends_the_server() {
         let went_on = !server.is_finished();
         // Or the test would never end.
         stop.store(true, Ordering::Relaxed);
-        let outcome = server.join().expect("no panic of its own");
+        let outcome = server.join().expect("no panic in it");
         assert!(!went_on, "it goes on without its control thread");
         outcome
     });

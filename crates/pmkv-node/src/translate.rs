@@ -20,7 +20,7 @@ fn server(member: &cm::Member) -> Result<Server> {
 }
 
 /// Members that have failed are not among the servers; a shard that only they hold keeps its
-/// primary, which is nobody.
+/// primary, which is no server.
 pub(super) fn configuration(config: &cm::Configuration) -> Result<Configuration> {
     let term = u32::try_from(config.term).context("more terms than 32 bits count")?;
     let servers = config.up().map(server).collect::<Result<_>>()?;
@@ -94,7 +94,7 @@ mod tests {
             (&moving.backups[..], &moving.joining[..]),
             (&[0][..], &[][..])
         );
-        // Server 1 has failed: nobody serves its shard, and nobody writes to it.
+        // Server 1 has failed: no server serves its shard, and none writes to it.
         assert_eq!(engine.shards[1].primary, 1);
         assert!(engine.shards.iter().all(|it| !it.backups.contains(&1)));
     }

@@ -57,7 +57,7 @@ pub trait Sink: Send {
     /// The checkpoint is given up.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// That was all. Answers whether this checkpoint is the newest from here on; if not yet, it is
+    /// That was all. Returns whether this checkpoint is the newest from here on; if not yet, it is
     /// asked again. Must not wait for a disk: the control thread asks.
     ///
     /// # Errors
@@ -229,7 +229,7 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// A checkpoint under way.
+/// A checkpoint in progress.
 pub(crate) struct Writing {
     sink: Box<dyn Sink>,
     /// The sink has everything.

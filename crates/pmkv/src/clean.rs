@@ -25,7 +25,7 @@ use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
 
 /// Before that, up to so much. What a segment's end has no room for is dead in every copy too:
-/// taking nearly full segments without need would go on for ever.
+/// taking nearly full segments without need would go on without end.
 const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
 
 /// Cleaning begins to take fuller segments when less than so many times as many are free as when
@@ -60,8 +60,8 @@ pub(crate) fn empty_segments(table: &BackupMemory) -> HashSet<u32> {
 }
 
 impl Control {
-    /// Cleans one segment, if one is worth it. Where none was, it is a moment before one is looked
-    /// for again.
+    /// Cleans one segment, if one is worth it. Where none was, some time passes before the next
+    /// search.
     pub(crate) fn clean_one(&mut self, now_us: u64) -> bool {
         if now_us < self.clean_due_us {
             return false;
@@ -77,7 +77,7 @@ impl Control {
         let live = self.store.heap().live_bytes(segment);
         if live > 0 {
             // The index points at what the scan did not find whole. When some of it is overwritten
-            // the segment is looked at again.
+            // the segment is scanned again.
             self.kept.insert(segment, live);
             self.stats.kept = self.kept.len() as u64;
             return true;
@@ -152,7 +152,7 @@ impl Control {
         for part in found.parts(&store) {
             let mut has_room = true;
             for (at, bytes, _) in part {
-                // Whole below its block's checksum; what is no entry is nobody's.
+                // Whole below its block's checksum; what is no entry is skipped.
                 let Ok(entry) = Entry::parse(bytes) else {
                     continue;
                 };

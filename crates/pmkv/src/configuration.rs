@@ -161,8 +161,8 @@ impl Configuration {
     }
 
     /// The next configuration, without a server: a backup is promoted for each shard that loses its
-    /// primary, the one with the fewest shards to serve. A shard whose last holder goes keeps
-    /// nobody and is not in the answer's list.
+    /// primary, the one with the fewest shards to serve. A shard whose last holder goes has no
+    /// holder and is not in the returned list.
     //= rowan §4.5
     pub fn without(&self, failed: ServerId) -> (Configuration, Vec<ShardId>) {
         let mut next = self.clone();

@@ -26,7 +26,7 @@ use crate::words::WordMap;
 /// See [`ControlConfig::clean_from_used_percent`].
 pub(crate) const CLEAN_FROM_USED_PERCENT: u32 = 75;
 
-/// What a control thread goes by.
+/// The settings of a control thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlConfig {
     /// Its server.
@@ -95,7 +95,7 @@ pub struct Control {
     digested: Vec<Digested>,
     pub(crate) log: Log,
     pub(crate) stats: ControlStats,
-    /// Which shards' last look at commits found nothing to do: their CommitVers then.
+    /// Which shards' last check of commits found nothing to do: their CommitVers then.
     looked: Vec<u64>,
     look_again: bool,
     /// Whether tombstones stay: older versions of their keys may still be sent by a shard's
@@ -187,13 +187,17 @@ impl Control {
     pub fn fence(&mut self, term: u32, gone: &[ServerId]) -> Result<(), ReplicationError> {
         self.term = term;
         // Without a server that is gone there is still the term to be raised.
-        let nobody = [ServerId::MAX];
-        for &server in if gone.is_empty() { &nobody[..] } else { gone } {
+        let no_server = [ServerId::MAX];
+        for &server in if gone.is_empty() {
+            &no_server[..]
+        } else {
+            gone
+        } {
             self.backup.fence_off(server, term)?;
         }
         self.drain();
         self.index_open()?;
-        // Blocks of records that were under way come no more.
+        // Blocks of records that were in flight come no more.
         self.assembler = Assembler::default();
         Ok(())
     }
@@ -228,9 +232,9 @@ impl Control {
         Ok(())
     }
 
-    /// Drops everything that is here of these shards; answers what to tell [`Control::open`] from
-    /// now on, so that it stays dropped. For shards that nobody writes to here at this moment:
-    /// after [`Control::fence`], before the commitment.
+    /// Drops everything that is here of these shards; returns what to pass to [`Control::open`]
+    /// from now on, so that it stays dropped. For shards without writers here at this time: after
+    /// [`Control::fence`], before the commitment.
     ///
     /// # Errors
     /// A memory that cannot be scanned.
@@ -290,7 +294,7 @@ impl Control {
         self.used.extend(used);
     }
 
-    /// Makes progress; answers whether there was anything to do. Never waits.
+    /// Makes progress; returns whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         let mut busy = self.backup.step(now_us);
         busy |= self.serve_logs();
@@ -304,8 +308,8 @@ impl Control {
         busy
     }
 
-    /// Begins to write a checkpoint of the indexes, a little with each step; one that is under way
-    /// is given up.
+    /// Begins to write a checkpoint of the indexes, a little with each step; one that is in
+    /// progress is given up.
     ///
     /// # Errors
     /// The sink's.
@@ -323,7 +327,7 @@ impl Control {
         Ok(())
     }
 
-    /// Whether a checkpoint is under way.
+    /// Whether a checkpoint is in progress.
     pub fn writes_checkpoint(&self) -> bool {
         self.checkpoint.is_some()
     }

@@ -65,8 +65,8 @@ pub(crate) fn key_of(bytes: &[u8]) -> Option<(ShardId, u64)> {
 }
 
 /// Indexes a record that lies at an address; `false` if it does not lie there in one piece. `bytes`
-/// are whole: another checksum says so, or nobody else has had them. Bytes that are no entry are
-/// nobody's, and what is void is passed over.
+/// are whole: another checksum says so, or no other code has had them. Bytes that are no entry are
+/// skipped, and what is void is passed over.
 pub(crate) fn index(
     store: &Store,
     is_void: impl Fn(ShardId) -> bool,
@@ -107,7 +107,7 @@ pub(crate) fn note_commits(store: &Store, is_void: impl Fn(ShardId) -> bool, ent
 /// The records of a segment of any log: address, bytes, and whether these are known to lie there in
 /// one piece. `copy` is where the segment is copied to. The server's own logs have no holes, but
 /// what lies behind a damaged block counts: the index points at it, and after a crash it is a write
-/// of which nobody was told yet.
+/// that was not reported yet.
 pub(crate) fn records_of(
     table: &BackupMemory,
     segment: u32,

@@ -182,7 +182,7 @@ pub struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Reads the entry at the front of bytes that are known to be whole by another checksum, or
-    /// were never away: its own is not looked at.
+    /// were never away: its own checksum is not verified.
     ///
     /// # Errors
     /// What is wrong with its lengths.

@@ -14,7 +14,7 @@ use crate::configuration::KeyHash;
 use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
 use crate::index::Looked;
 
-/// Keys up to this long are compared and hashed without a buffer of their own.
+/// Keys up to this long are compared and hashed without their own buffer.
 const SHORT_KEY_BYTES: usize = 64;
 
 /// So much of an entry is asked for ahead: its header, and a short key.
@@ -134,7 +134,7 @@ impl Heap {
         self.first + u64::from(segment) * self.segment_bytes
     }
 
-    /// The header at an address, its lengths within the segment; its checksum is not looked at.
+    /// The header at an address, its lengths within the segment; its checksum is not verified.
     pub fn header(&self, address: u64) -> Option<Header> {
         let end = self.offset_of(self.segment_of(address)? + 1);
         let mut bytes = [0; HEADER_BYTES];
@@ -163,7 +163,7 @@ impl Heap {
         }
     }
 
-    /// The key of the entry at an address, if it is a value. Its checksum is not looked at, its
+    /// The key of the entry at an address, if it is a value. Its checksum is not verified, its
     /// value not read.
     pub fn key_of_value(&self, address: u64) -> Option<Vec<u8>> {
         let header = self.header(address)?;

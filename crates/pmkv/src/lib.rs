@@ -20,7 +20,7 @@
 //!   Message        what servers tell each other                           message.rs, peers.rs
 //! ```
 //!
-//! Time and seeds are passed in; no part has a thread, a socket or a clock of its own.
+//! Time and seeds are passed in; no part has a thread, a socket or its own clock.
 
 #![forbid(unsafe_code)]
 

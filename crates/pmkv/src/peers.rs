@@ -1,5 +1,5 @@
-//! Messages between servers, over the fabric's. They may be lost with their connection: whoever
-//! needs an answer asks again.
+//! Messages between servers, over the fabric's. They may be lost with their connection: a server
+//! that needs an answer asks again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,7 +30,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// On an endpoint of its own.
+    /// On its own endpoint.
     pub fn new(endpoint: Box<dyn Endpoint>, own: ServerId) -> Peers {
         Peers {
             endpoint,

@@ -104,7 +104,7 @@ impl Space {
         self.lock().ready.iter().any(|(of, _)| *of == owner)
     }
 
-    /// The control thread tells how it stands.
+    /// The control thread reports the state.
     pub fn tell(&self, free: u32, is_full: bool) {
         self.free.store(free, Ordering::SeqCst);
         self.is_full.store(is_full, Ordering::SeqCst);

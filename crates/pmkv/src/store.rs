@@ -13,7 +13,7 @@ use crate::rebuild::Restored;
 use crate::space::Space;
 
 /// A promoted primary's versions begin so far above all that it has seen: what a deposed primary
-/// has under way, and no other replica has ever seen, stays below.
+/// has in flight, and no other replica has ever seen, stays below.
 pub const VERSION_GAP: u64 = 1 << 20;
 
 /// A shard, as a server knows it.
@@ -160,8 +160,8 @@ impl Store {
         Ok(value.map(Object::into_value))
     }
 
-    /// Brings what is looked at to publish these keys, or to find their entries, into the caches:
-    /// all side by side, where one key after the other would wait for each. By shard and hash.
+    /// Brings what is read to publish these keys, or to find their entries, into the caches: all
+    /// side by side, where one key after the other would wait for each. By shard and hash.
     pub fn bring(&self, keys: impl Iterator<Item = (ShardId, u64)> + Clone) {
         for (shard, hash) in keys.clone() {
             if let Some(shard) = self.shard(shard) {
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Points a key at an entry, unless a newer one is known. Answers whether it does now.
+    /// Points a key at an entry, unless a newer one is known. Returns whether it does now.
     pub fn publish(&self, address: u64, header: &Header, key: &[u8]) -> bool {
         let Some(shard) = self.shard(header.stamp.shard) else {
             return false;

@@ -1,5 +1,5 @@
 //! Walks over a shard's entries in order of hashes, chain after chain of its index: a few at a
-//! time, so that nobody waits for long. What is moved meanwhile is not missed.
+//! time, so that no request waits for long. What is moved meanwhile is not missed.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub struct Bounds {
     pub keys: usize,
     /// Bytes of keys, or of what else is read.
     pub bytes: usize,
-    /// Chains looked at.
+    /// Chains visited.
     pub chains: usize,
 }
 
@@ -26,7 +26,7 @@ pub struct Page {
     pub keys: Vec<Vec<u8>>,
     /// Where the next page begins, a hash; `None` after the last.
     pub next: Option<u64>,
-    /// Chains looked at.
+    /// Chains visited.
     pub chains: usize,
     /// Bytes of the keys.
     pub bytes: usize,
@@ -37,7 +37,7 @@ pub struct Page {
 pub struct Visited {
     /// Where it goes on, a hash; `None` after the last.
     pub next: Option<u64>,
-    /// Chains looked at.
+    /// Chains visited.
     pub chains: usize,
     /// Bytes of the entries.
     pub bytes: usize,
@@ -98,8 +98,7 @@ impl Store {
         }
     }
 
-    /// Shows the values of a shard from a hash on, until so many chains were looked at or bytes
-    /// read.
+    /// Shows the values of a shard from a hash on, until so many chains were visited or bytes read.
     ///
     /// # Errors
     /// The first damaged entry.
@@ -187,7 +186,7 @@ impl Store {
         }
     }
 
-    /// Entries of a shard up to a version, each by itself, from a hash on: whole chains, until
+    /// Entries of a shard up to a version, each separately, from a hash on: whole chains, until
     /// there are so many bytes. And the hash that is next; `None` after the last.
     ///
     /// # Errors

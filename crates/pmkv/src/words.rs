@@ -6,8 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map by numbers. Iterated over in no useful order.
 pub(crate) type WordMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 
-/// Multiplies and folds: the upper bits, which the map looks at first, depend on all of the
-/// number's.
+/// Multiplies and folds: the upper bits, which the map reads first, depend on all of the number's.
 #[derive(Default)]
 pub(crate) struct WordHasher(u64);
 

@@ -1,6 +1,6 @@
-//! One server that loses power between any two stores, flushes and fences: of each line that was
-//! under way, any part may have reached memory. What was answered before is there; what comes back
-//! was written; batches are whole.
+//! One server that loses power between any two stores, flushes and fences: of each line that was in
+//! flight, any part may have reached memory. What was answered before is there; what comes back was
+//! written; batches are whole.
 //!
 //! `CYCLONE_LINE_RUNS=n`: n seeds in place of three, of which `CYCLONE_SEED` is the first.
 
@@ -94,7 +94,7 @@ impl Run {
         self.node.step_control(self.now_us);
     }
 
-    /// Writes with values of their own, until the power is gone; answers come in order here.
+    /// Writes with distinct values, until the power is gone; answers come in order here.
     fn work(&mut self, writes: u64, crash_after: Option<u64>) {
         let crash = self.fabric.crash_sim("data");
         while self.node.role(0) != Role::Serving || self.node.role(1) != Role::Serving {

@@ -1,5 +1,5 @@
 //! A program with its own replica inside, in place of its store's own log: writes go through the
-//! replicated log into RocksDB, which keeps none. Here a cluster of one, so that it runs by itself;
+//! replicated log into RocksDB, which keeps none. Here a cluster of one, so that it runs alone;
 //! with more members each process names all of them.
 //!
 //! From the repository's root, with the features of `make build`, so that RocksDB is not compiled
@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         polling: Polling::Adaptive,
         pin_cpu: None,
         log_cpus: Vec::new(),
+        priority_boost: false,
         log_threads: 0,
         heartbeat: Duration::from_millis(10),
         election: Duration::from_millis(50),

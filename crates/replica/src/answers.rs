@@ -1,12 +1,12 @@
 //! Reads from the door to their answers: which way they take, what the store says, what is checked
-//! before it is told.
+//! before the reply.
 //!
 //! | way | confirmed by | sees |
 //! |---|---|---|
 //! | index | a majority, after the read came (ReadIndex) | everything done before |
 //! | log | being an entry (cyclone §2, quorum read) | everything done before |
 //! | lease | the lease, when the read begins and again when it has been answered | everything done before |
-//! | weak | nothing; waits for what is in the log (cyclone §2) | what its client was told, if the client's terms are no later |
+//! | weak | nothing; waits for what is in the log (cyclone §2) | what was reported to its client, if the client's terms are no later |
 //! | stale | nothing; on followers | what was done up to a stated time ago |
 //! | own | nothing; on followers, of all keys | what this replica has applied; with a bound, up to a stated time ago |
 
@@ -46,9 +46,9 @@ pub(crate) struct OwnWork {
 }
 
 /// Whether a read sees keys expire by the wall clock, which the log's clock has to reach first.
-/// Others go by the log's time: a key may show a moment longer than it should, on all replicas
-/// alike. What walks through all keys does: some key or other expires at each moment, and the log's
-/// clock would be behind each time.
+/// Others use the log's time: a key may show slightly longer than it should, on all replicas alike.
+/// What walks through all keys does: some key or other expires at each moment, and the log's clock
+/// would be behind each time.
 pub(crate) fn needs_wall_clock(query: &Query<'_>, how: ReadBasis) -> bool {
     !matches!(how, ReadBasis::Weak { .. }) && cyclone_store::is_point_query(query)
 }
@@ -193,8 +193,7 @@ impl Node {
         log: Option<usize>,
         mut read: Read,
     ) -> Result<(), NodeError> {
-        // Most were decoded when they were taken in; whoever writes to a log's own letter box has
-        // not.
+        // Most were decoded when they were taken in; those written to a log's own mailbox were not.
         let Ok(query) = Query::decode(&read.query) else {
             self.answers.push((read.origin, Outcome::TooLarge));
             return Ok(());
@@ -312,8 +311,7 @@ impl Node {
                 };
                 match now_is_later {
                     true => self.check_lease(unchecked),
-                    // The clock is looked at once per step: the next one's time is behind the
-                    // answer.
+                    // The clock is read once per step: the next one's time is behind the answer.
                     false => self.unchecked_lease_reads.push(unchecked),
                 }
             }
@@ -364,13 +362,13 @@ impl Node {
         physical.reads.wait_for(barrier, read);
     }
 
-    /// Writes a command of the replica's own, which nobody waits for.
+    /// Writes a command of the replica's own, which no client waits for.
     fn write_own(&mut self, log: usize, operation: Operation<'_>) {
         let command = Command {
             session: None,
             operation,
         };
-        self.logs[log].write_bytes(Origin::Nobody, |out| command.encode(out));
+        self.logs[log].write_bytes(Origin::Internal, |out| command.encode(out));
     }
 
     /// What leaders do about time: expired keys are removed, and the log's clock follows where
@@ -430,8 +428,8 @@ impl Node {
         }
     }
 
-    /// With leases, a replica that has just started votes for nobody until a lease that it may have
-    /// promised is over.
+    /// With leases, a replica that has just started votes for no candidate until a lease that it
+    /// may have promised is over.
     pub(crate) fn may_vote(&self) -> bool {
         let election_us = self.config.election.as_micros() as u64;
         !self.config.lease_reads || self.now.steady_us >= self.started_us + election_us

@@ -1,6 +1,6 @@
 //! Snapshots for users: a checkpoint of the store, which holds every log's state at one moment,
-//! handed out piece by piece to whoever asks through this process. Nothing of the replication takes
-//! part, and the log keeps nothing for it.
+//! handed out piece by piece to callers in this process. Nothing of the replication takes part, and
+//! the log keeps nothing for it.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::snapshot::{Checkpoint, HANDED_OUT, checkpoint, remove_leftovers};
 
 /// Directory of backups below a node's data, likewise.
 pub(crate) const BACKUP: &str = "backup";
-/// A snapshot that nobody has asked for in this time is removed.
+/// A snapshot whose connection stays open, and of which no piece is read in this time, is removed.
 const IDLE_US: u64 = 30_000_000;
 /// Most bytes of a piece.
 const MOST_BYTES: u32 = 1 << 20;
@@ -66,7 +66,7 @@ pub enum BackupError {
     /// Another one is being handed out.
     #[error("another snapshot is being saved from this node")]
     Busy,
-    /// No such snapshot: it has ended, or nobody had asked for it for too long.
+    /// No such snapshot: it has ended, its connection is closed, or no piece was read for too long.
     #[error("snapshot {0} is not there (any more)")]
     Gone(u64),
     /// A file that it does not have, or a piece beyond the file's end or the largest one.
@@ -99,15 +99,25 @@ pub(crate) enum Done {
 
 struct Made {
     id: u64,
+    client: u64,
     directory: PathBuf,
     files: Vec<(String, u64)>,
     used_us: u64,
 }
 
+/// A snapshot that a worker makes.
+struct Making {
+    client: u64,
+    /// The client's connection is closed: the snapshot is removed once it is made.
+    is_released: bool,
+}
+
 /// The snapshot that is handed out, if any, and the answers that wait to be fetched.
 pub(crate) struct Backups {
     root: PathBuf,
-    making: bool,
+    making: Option<Making>,
+    /// Ticket and client of a request to begin, until a released snapshot is made and removed.
+    waiting: Option<(Ticket, u64)>,
     made: Option<Made>,
     next_id: u64,
     answers: Vec<Answer>,
@@ -119,7 +129,8 @@ impl Backups {
         remove_leftovers(&root)?;
         Ok(Backups {
             root,
-            making: false,
+            making: None,
+            waiting: None,
             made: None,
             next_id: (salt & 0xffff_ffff) << 16,
             answers: Vec::new(),
@@ -135,12 +146,12 @@ fn read_piece(path: &Path, offset: u64, length: u64) -> io::Result<Vec<u8>> {
 
 impl Node {
     /// Takes a request for a snapshot. Its answer comes back by [`Node::take_backups`] under
-    /// `ticket`. What [`BackupRequest::Begin`] makes holds everything applied here so far: after a
-    /// linearizable read that this replica answered, that is every write that was acknowledged
-    /// before the read.
-    pub fn backup(&mut self, ticket: Ticket, request: BackupRequest) {
+    /// `ticket`. A snapshot belongs to the `client` that began it, until [`Node::release_backups`].
+    /// It holds everything applied here when it began ([`BackupRequest::Begin`]): after a
+    /// linearizable read that this replica answered, every write acknowledged before the read.
+    pub fn backup(&mut self, ticket: Ticket, client: u64, request: BackupRequest) {
         let refused = match request {
-            BackupRequest::Begin => self.begin_backup(ticket),
+            BackupRequest::Begin => self.begin_backup(ticket, client),
             BackupRequest::Read {
                 id,
                 file,
@@ -167,12 +178,41 @@ impl Node {
         std::mem::take(&mut self.backups.answers)
     }
 
-    fn begin_backup(&mut self, ticket: Ticket) -> Result<(), BackupError> {
+    /// The connection of `client` is closed: removes its snapshot, at once or as soon as it is
+    /// made.
+    pub fn release_backups(&mut self, client: u64) {
         let backups = &mut self.backups;
-        if backups.making || backups.made.is_some() {
+        if let Some(making) = backups.making.as_mut().filter(|it| it.client == client) {
+            making.is_released = true;
+        }
+        if let Some((ticket, _)) = backups.waiting.take_if(|(_, waits)| *waits == client) {
+            backups.answers.push((ticket, Err(BackupError::Busy)));
+        }
+        if backups.made.as_ref().is_some_and(|it| it.client == client) {
+            tracing::info!("a snapshot is released: its connection is closed");
+            self.end_backup();
+        }
+    }
+
+    /// How many snapshots are made or handed out.
+    pub(crate) fn held_backups(&self) -> u64 {
+        let backups = &self.backups;
+        u64::from(backups.making.is_some() || backups.made.is_some())
+    }
+
+    fn begin_backup(&mut self, ticket: Ticket, client: u64) -> Result<(), BackupError> {
+        let backups = &mut self.backups;
+        if backups.making.as_ref().is_some_and(|it| it.is_released) && backups.waiting.is_none() {
+            backups.waiting = Some((ticket, client));
+            return Ok(());
+        }
+        if backups.making.is_some() || backups.made.is_some() {
             return Err(BackupError::Busy);
         }
-        backups.making = true;
+        backups.making = Some(Making {
+            client,
+            is_released: false,
+        });
         backups.next_id += 1;
         let id = backups.next_id;
         let (root, store) = (backups.root.clone(), Arc::clone(&self.store));
@@ -231,12 +271,19 @@ impl Node {
                 directory,
                 result,
             } => {
-                self.backups.making = false;
+                let Some(making) = self.backups.making.take() else {
+                    return self.discard(&directory);
+                };
                 let answer = match result {
+                    _ if making.is_released => {
+                        self.discard(&directory);
+                        Err(BackupError::Gone(id))
+                    }
                     Ok((meta, files)) => {
                         tracing::info!(id, files = files.len(), "a snapshot is being saved");
                         self.backups.made = Some(Made {
                             id,
+                            client: making.client,
                             directory,
                             files: files.clone(),
                             used_us: self.now.steady_us,
@@ -253,11 +300,16 @@ impl Node {
                     }
                 };
                 self.backups.answers.push((ticket, answer));
+                if let Some((ticket, client)) = self.backups.waiting.take()
+                    && let Err(error) = self.begin_backup(ticket, client)
+                {
+                    self.backups.answers.push((ticket, Err(error)));
+                }
             }
         }
     }
 
-    /// Removes a snapshot whose reader has gone away.
+    /// Removes a snapshot of which no piece is read any more although its connection is open.
     pub(crate) fn backup_housekeeping(&mut self) {
         let now_us = self.now.steady_us;
         let idle = self

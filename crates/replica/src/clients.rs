@@ -46,7 +46,7 @@ impl ClientReplies {
         }
     }
 
-    /// What a client is told of a request's end.
+    /// The status that a client gets for a request's end.
     pub(crate) fn status(outcome: Outcome, members: &[Member]) -> Status {
         match outcome {
             Outcome::Done(reply) => Status::Done(reply),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_fits_no_message_is_told_and_takes_none_along() {
+    fn an_answer_that_fits_no_message_is_reported_and_the_others_are_sent() {
         let mut replies = ClientReplies::new(32, 1000, 2);
         let bytes = |len| Status::Done(Reply::Bytes(vec![1; len]));
         replies.add(origin(1), &bytes(10));

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_goes_back_is_caught_by_whoever_reads_it_next() {
+    fn a_clock_that_goes_back_is_caught_by_the_next_reader() {
         let mut home = MonotonicClock::default();
         home.read(900);
         let mut other = home.clone();

@@ -24,8 +24,8 @@ impl Node {
         if home.is_leader() {
             return Some(self.config.id);
         }
-        // What one that was removed knew has passed: following it, a client would go round for
-        // ever.
+        // What one that was removed knew has passed: following it, a client would go round without
+        // end.
         let leader = home.leader();
         leader.filter(|_| !self.is_removed() && !self.is_isolated_learner())
     }
@@ -76,18 +76,18 @@ impl Node {
         const LEAST_US: u64 = 500_000;
         let election_us = self.config.election.as_micros() as u64;
         match self.logs[0].group.members().voters.len() {
-            // There is nobody to wait for.
+            // There is no replica to wait for.
             0 | 1 => LEAST_US,
             _ => LEAST_US.max(2 * election_us),
         }
     }
 
-    /// What tells a successor may get lost, or nobody may be known to listen just then.
+    /// The message to a successor may get lost, or no successor may be known just then.
     pub(crate) fn retry_resignation(&mut self) {
         if !self.colocation.is_leaving() || !self.leads_any() {
             return;
         }
-        // Another one would end the handover that is under way.
+        // Another one would end the handover in progress.
         let peers = self.peers_of_led();
         let listens = |id: &u64| {
             peers
@@ -131,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Whether this replica votes in every log, also after a change that is under way.
+    /// Whether this replica votes in every log, also after a change in progress.
     pub(crate) fn votes_everywhere(&self, id: u64) -> bool {
         let votes = |log: &PhysicalLog| log.group.members().voters.contains(&id);
         self.logs.iter().all(votes)

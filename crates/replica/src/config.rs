@@ -1,6 +1,7 @@
-//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host
+//! The configuration of a replica. Plain data: the server reads it from TOML, an embedding host
 //! fills it in.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -79,7 +80,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Where the packets of one log go that has a loop of its own: the port so many behind the
+    /// Where the packets of one log go that has its own loop: the port so many behind the
     /// replica's.
     pub fn log_address(&self, log: u16) -> Option<SocketAddr> {
         let port = self.packet.port().checked_add(log + 1)?;
@@ -88,7 +89,7 @@ impl Member {
 }
 
 /// Everything a replica needs to start.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// This replica's number; must be among `members`.
     pub id: u64,
@@ -104,14 +105,14 @@ pub struct Config {
     /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
     pub bootstrap: bool,
     /// Whether an empty data directory and region may be taken as a new replica of a cluster that
-    /// exists: it knows nothing and votes for nobody until the cluster, told to add it, has sent it
-    /// its state. Never for an id that has run before.
+    /// exists: it knows nothing and votes for no candidate until the cluster, told to add it, has
+    /// sent it its state. Never for an id that has run before.
     pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
-    /// Threads that run a loop of its own for each log, with a packet port of its own; 0: the
-    /// replica's loop moves all logs. To be the same on all replicas: those that have such ports
-    /// are slow with those that have none.
+    /// Threads that run its own loop for each log, with its own packet port; 0: the replica's loop
+    /// moves all logs. To be the same on all replicas: those that have such ports are slow with
+    /// those that have none.
     pub log_threads: u16,
     /// Directory of the store, checkpoints and the identity file.
     pub data: PathBuf,
@@ -138,6 +139,9 @@ pub struct Config {
     /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop
     /// may.
     pub log_cpus: Vec<usize>,
+    /// Whether a thread watches each loop, and raises its priority where others keep it from its
+    /// CPU (docs/adr/0057). Needs the right to raise priorities.
+    pub priority_boost: bool,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Shortest time without a leader's message before an election; the actual one is drawn between
@@ -168,6 +172,21 @@ pub struct Config {
     pub follower_staleness: Option<Duration>,
     /// Where committed entries are copied to, for a restore to a point in time; `None`: nowhere.
     pub archive: Option<ArchiveConfig>,
+}
+
+impl fmt::Debug for Config {
+    /// Without the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("id", &self.id)
+            .field("members", &self.members)
+            .field("logs", &self.logs)
+            .field("data", &self.data)
+            .field("nvm", &self.nvm)
+            .field("engine", &self.engine)
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Config {
@@ -217,7 +236,7 @@ impl Config {
         }
     }
 
-    /// Each log with a loop of its own has a port right behind its replica's.
+    /// Each log with its own loop has a port right behind its replica's.
     fn check_log_ports(&self) -> Result<(), ConfigError> {
         if self.log_threads == 0 {
             return Ok(());
@@ -258,7 +277,7 @@ impl Config {
             for (field, place) in places {
                 if let Some(place) = place.filter(|place| normalize_path(place).starts_with(&own)) {
                     return Err(ConfigError(format!(
-                        "{field} = {}: {} is the node's own, for checkpoints under way",
+                        "{field} = {}: {} is the node's own, for checkpoints in progress",
                         place.display(),
                         own.display()
                     )));

@@ -40,7 +40,7 @@ pub(crate) struct Contacts {
     /// What the leader has told: by whom, when, and who answers it.
     leader_report: Option<(u64, u64, Vec<u64>)>,
     next_tell_us: u64,
-    /// Whom the others were told last to answer.
+    /// The replicas that the others were last asked to answer.
     last_notified: Vec<u64>,
     /// A leader that waits for a sign of life.
     answer: Option<u64>,

@@ -110,7 +110,7 @@ pub(crate) enum Caller {
     Many(CompletionToken),
 }
 
-/// A place in a queue of answers. One that is given up is told that nobody knows.
+/// A place in a queue of answers. One that is given up gets an unknown outcome.
 pub(crate) struct CompletionToken(u64, Option<Arc<Answers>>);
 
 impl Drop for CompletionToken {
@@ -158,7 +158,7 @@ impl Call {
 
 struct Queue {
     calls: Mutex<Vec<Call>>,
-    /// So many calls wait at most to be looked at: a step takes all of them, and is to be short.
+    /// So many calls wait at most to be processed: a step takes all of them, and is to be short.
     max_calls: usize,
     /// Calls that were refused because so many waited, and not counted by the replica yet.
     refused: AtomicU64,
@@ -171,7 +171,7 @@ struct Queue {
 /// A running replica. Dropping it hands leadership over and stops it.
 pub struct Embedded {
     queue: Arc<Queue>,
-    /// The letter boxes of logs that have loops of their own.
+    /// The mailboxes of logs that have separate loops.
     mailboxes: Vec<Arc<LoopChannel>>,
     logs: usize,
     waker: Arc<Waker>,
@@ -188,7 +188,7 @@ struct Host {
     next: u64,
 }
 
-/// However the loop ends: whoever waits is told that nobody knows.
+/// However the loop ends: waiting callers get an unknown outcome.
 impl Drop for Host {
     fn drop(&mut self) {
         self.queue.closed.store(true, Ordering::Release);
@@ -252,7 +252,7 @@ impl Embedded {
         Ok(embedded)
     }
 
-    /// Starts a replica whose logs have loops of their own (`config.log_threads` of them, at least
+    /// Starts a replica whose logs have separate loops (`config.log_threads` of them, at least
     /// one), and leaves running those to the caller: a program with a thread per core gives each of
     /// its threads a loop, and asks for what is kept there without waking anybody. They are to be
     /// turned all the time: calls from other threads wait for that, for some tens of milliseconds
@@ -378,7 +378,7 @@ impl Embedded {
         }
     }
 
-    /// The letter box of a log that has a loop of its own, if there is only this log to be asked.
+    /// The letter box of a log that has its own loop, if there is only this log to be asked.
     fn mailbox_of(&self, logs: LogSet) -> Option<(u16, &LoopChannel)> {
         let log = logs.single()?;
         let mailbox = self.mailboxes.get(log)?;
@@ -387,7 +387,7 @@ impl Embedded {
 
     fn push(&self, call: Call) {
         let mut calls = lock(&self.queue.calls);
-        // Whoever made the queue longer than nothing wakes the loop, which takes all of it at once.
+        // The caller that adds the first entry wakes the loop, which takes all of it at once.
         let first = calls.is_empty();
         if calls.len() >= self.queue.max_calls {
             drop(calls);
@@ -428,7 +428,7 @@ impl Embedded {
             false => {
                 let told = spin_for(Duration::MAX, || match outcome.try_recv() {
                     Err(TryRecvError::Empty) => None,
-                    // Also when nobody will tell any more.
+                    // Also when no answer will come any more.
                     told => Some(told.ok()),
                 });
                 spinning.store(false, Ordering::Relaxed);

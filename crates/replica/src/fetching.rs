@@ -19,7 +19,7 @@ use self::pace::Pace;
 const LIST_BYTES: u32 = 1 << 20;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 5_000_000;
-/// How often a leader is told that its checkpoint is in use, where nothing is asked for.
+/// How often a leader is notified that its checkpoint is in use, where nothing is asked for.
 const TELL_US: u64 = 500_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum State {
     Writing,
 }
 
-/// A piece that is under way. File 0 is the list of files.
+/// A piece in flight. File 0 is the list of files.
 struct Piece {
     file: u32,
     bytes: Range<u64>,
@@ -259,18 +259,18 @@ impl Fetching {
     /// What is to be asked for now.
     pub(crate) fn requests(&mut self, now_us: u64) -> Vec<SnapshotFetch> {
         self.requeue_lost(now_us);
-        let is_under_way = |piece: &&Piece| piece.state != State::Wanted;
-        let mut under_way: u64 = self
+        let is_in_flight = |piece: &&Piece| piece.state != State::Wanted;
+        let mut in_flight: u64 = self
             .pieces
             .iter()
-            .filter(is_under_way)
+            .filter(is_in_flight)
             .map(|it| u64::from(it.len()))
             .sum();
         let mut requests = Vec::new();
         let mut at = 0;
         loop {
             if at == self.pieces.len() {
-                if !self.pace.has_room(under_way, self.pace.piece_bytes()) {
+                if !self.pace.has_room(in_flight, self.pace.piece_bytes()) {
                     break;
                 }
                 let Some(piece) = self.cut() else { break };
@@ -281,7 +281,7 @@ impl Fetching {
             if piece.state != State::Wanted {
                 continue;
             }
-            if !self.pace.has_room(under_way, piece.len()) {
+            if !self.pace.has_room(in_flight, piece.len()) {
                 break;
             }
             piece.state = State::Asked {
@@ -290,7 +290,7 @@ impl Fetching {
                 answered_since: 0,
             };
             piece.asks += 1;
-            under_way += u64::from(piece.len());
+            in_flight += u64::from(piece.len());
             requests.push(SnapshotFetch {
                 id: self.id,
                 file: piece.file,
@@ -302,8 +302,8 @@ impl Fetching {
         requests
     }
 
-    /// Who asks for nothing because all that came is being written down or installed still uses the
-    /// checkpoint: what to say now and then. The answer counts for nothing.
+    /// A replica that asks for nothing because all that came is being written down or installed
+    /// still uses the checkpoint: what to say periodically. The answer counts for nothing.
     pub(crate) fn keepalive(&mut self, now_us: u64) -> Option<SnapshotFetch> {
         let is_due = self.next.is_some() && now_us.saturating_sub(self.keepalive_us) >= TELL_US;
         is_due.then(|| {
@@ -317,7 +317,7 @@ impl Fetching {
         })
     }
 
-    /// Something of this checkpoint has come; answers whether anybody waits for it. The pieces that
+    /// Something of this checkpoint has come; returns whether anybody waits for it. The pieces that
     /// it holds whole are to be written down; what was asked for by a larger piece's question, too.
     pub(crate) fn on_received(&mut self, chunk: &SnapshotChunk, now_us: u64) -> bool {
         self.heard_us = now_us;

@@ -302,7 +302,7 @@ pub(crate) fn rebuild(
 }
 
 impl Node {
-    /// Moves a log's second level on, and lets go of the messages that waited for it.
+    /// Moves a log's second level on, and releases the messages that waited for it.
     pub(crate) fn poll_flash(&mut self) -> Result<usize, NodeError> {
         let (now_us, mut moved) = (self.now.steady_us, 0);
         for log in 0..self.logs.len() {
@@ -317,7 +317,7 @@ impl Node {
         Ok(moved)
     }
 
-    /// When a second level wants a step by itself.
+    /// When a second level wants a step without an event.
     pub(crate) fn flash_deadline_us(&self) -> u64 {
         let deadlines = self.logs.iter().map(|log| log.group.flash_deadline_us());
         deadlines.min().unwrap_or(u64::MAX)
@@ -330,11 +330,11 @@ impl Node {
     }
 }
 
-/// Trims both levels of a log; answers whether the store should flush.
+/// Trims both levels of a log; returns whether the store should flush.
 ///
-/// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers
-/// that lag hold flash back, but only while there is room: after that they are brought up with a
-/// checkpoint. `fetched`: what comes behind it is to stay for a little longer.
+/// The ring frees what is durable on flash; flash of what the store has flushed. Followers that lag
+/// hold flash back, but only while there is room: after that they are brought up with a checkpoint.
+/// `fetched`: what comes behind it is to stay for a little longer.
 pub(crate) fn trim_levels(
     log: &mut PhysicalLog,
     flushed: u64,

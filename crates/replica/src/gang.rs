@@ -326,7 +326,7 @@ impl Node {
         Ok(())
     }
 
-    /// A log stands at a gang's entry: goes on if it may. Answers whether anything moved.
+    /// A log stands at a gang's entry: goes on if it may. Returns whether anything moved.
     fn settle_gang(&mut self, log: usize) -> Result<bool, NodeError> {
         let mut decision = self.gangs.gang_table.decide(log);
         if planted::has(Bug::GangTimedOut) && decision == Decision::Wait {
@@ -420,7 +420,7 @@ impl Node {
         }
     }
 
-    /// A checkpoint was installed: what waits in the logs is looked at anew.
+    /// A checkpoint was installed: what waits in the logs is examined anew.
     pub(crate) fn reregister_pending_gangs(&mut self) {
         for log in &mut self.logs {
             log.reregister_gangs(&mut self.gangs.gang_table);

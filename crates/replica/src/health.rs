@@ -111,7 +111,7 @@ pub(crate) struct Health {
     flash_us: u64,
     state: StoreState,
     next_handover_us: u64,
-    /// That nobody else can lead was logged.
+    /// That no other replica can lead was logged.
     warned_alone: bool,
 }
 

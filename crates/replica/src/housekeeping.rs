@@ -131,7 +131,7 @@ fn mark_held(matched: &[u64], now: &[u64], noted: Option<&VecDeque<(u64, Vec<u64
 }
 
 impl Node {
-    /// What is due every now and then.
+    /// Periodic maintenance.
     pub(crate) fn housekeeping(&mut self) -> Result<(), NodeError> {
         self.drain_stale_mailboxes();
         self.watch_progress()?;
@@ -168,7 +168,7 @@ impl Node {
 
     /// Followers have nothing to say to each other until one of them needs the other's vote; then
     /// the handshake must not be what they wait for. A message without content makes it in good
-    /// time. One that has no vote and no leader speaks, too: who was removed is told.
+    /// time. One that has no vote and no leader speaks, too: a removed replica is notified.
     pub(crate) fn send_keepalives(&mut self) -> Result<(), NodeError> {
         let now_us = self.now_us();
         if now_us < self.next_touch_us {
@@ -197,7 +197,8 @@ impl Node {
         Ok(())
     }
 
-    /// Tells once that the log's replay is over: for whoever wants to know how long a start takes.
+    /// Tells once that the log's replay is over: for operators who want to know how long a start
+    /// takes.
     pub(crate) fn log_caught_up(&mut self) {
         let mut logs = self.logs.iter();
         if !self.caught_up && logs.all(|log| log.applied >= log.group.commit()) {
@@ -322,12 +323,12 @@ impl Node {
     }
 
     /// The same, but the job is done right after the next step has looked for results: what it did
-    /// is there, and the loop has not been told. The step after that takes its result.
+    /// is there, and the loop was not notified. The step after that takes its result.
     pub fn run_job_unseen(&mut self, which: usize) {
         self.workers.run_one_unseen(which);
     }
 
-    /// One physical log's Raft group, for looking at.
+    /// One physical log's Raft group, for inspection.
     pub fn group(&self, log: usize) -> &cyclone_consensus::Group {
         &self.logs[log].group
     }
@@ -337,8 +338,8 @@ impl Node {
         (self.logs[log].applied, self.logs[log].applied_term)
     }
 
-    /// What is held although nothing is under way: requests without an answer, frames that neither
-    /// log nor port hold. For tests, once clients and peers have been quiet for a while.
+    /// What is held although nothing is in progress: requests without an answer, frames that
+    /// neither log nor port hold. For tests, once clients and peers have been quiet for a while.
     pub fn leak(&self) -> Option<String> {
         let delegated = (0..self.logs.len()).map(|log| self.delegated(log));
         let pending: usize = self.logs.iter().map(|log| log.pending()).sum();
@@ -346,7 +347,7 @@ impl Node {
         let waiting = self.workers.waiting();
         if pending + waiting > 0 {
             return Some(format!(
-                "{pending} requests and {waiting} jobs wait for ever"
+                "{pending} requests and {waiting} jobs wait without end"
             ));
         }
         let used = (self.pool.count() - self.pool.free()) as usize;
@@ -357,8 +358,8 @@ impl Node {
         (used > logs && !partial).then(|| format!("{used} frames are in use, the logs hold {logs}"))
     }
 
-    /// Where the frames of the region are. Looks at every entry of the logs: for people, not for
-    /// every second.
+    /// Where the frames of the region are. Reads every entry of the logs: for people, not for every
+    /// second.
     pub fn frames(&self) -> Frames {
         let stats = self.packet_stats();
         let named = |name| stats.iter().find(|(own, _)| *own == name);
@@ -375,7 +376,7 @@ impl Node {
         }
     }
 
-    /// The store, for looking at.
+    /// The store, for inspection.
     pub fn store(&self) -> &dyn cyclone_store::StateMachine {
         &*self.store
     }
@@ -410,7 +411,7 @@ impl Node {
     }
 
     /// For each other replica that votes, the last mark up to which it holds every entry. With
-    /// several logs the places of each are noted now and then, so that a replica may be counted
+    /// several logs the places of each are noted periodically, so that a replica may be counted
     /// late, never early.
     pub fn replica_marks(&self) -> Vec<u64> {
         let mut matched: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -512,9 +513,9 @@ impl Node {
     /// to tell.
     pub(crate) fn quiet_until_us(&self) -> u64 {
         let has_flash = self.logs.iter().any(|log| log.group.flash().is_some());
-        let is_told =
+        let is_reported =
             has_flash || self.archive.is_some() || !self.loaned_logs.log_handles.is_empty();
-        if is_told || !self.workers.is_idle() {
+        if is_reported || !self.workers.is_idle() {
             return 0;
         }
         let upkeep_us = self.steady.machine_us(self.next_housekeeping_us);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_are_told_in_words() {
+    fn identities_are_described_in_words() {
         let identity = Identity {
             cluster: 0xab,
             replica: 3,

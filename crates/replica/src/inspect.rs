@@ -231,7 +231,7 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     Ok((Region::from_image(&image)?.0, owner))
 }
 
-/// Looks at a stopped node's region and flash areas (a directory); `each` gets every entry of both
+/// Reads a stopped node's region and flash areas (a directory); `each` gets every entry of both
 /// levels, or none if `entries` is false. An entry that stands in both levels is shown twice.
 ///
 /// # Errors
@@ -289,7 +289,7 @@ pub fn inspect(
     Ok((owner, reports))
 }
 
-/// What a configuration says of the replica that is looked at.
+/// What a configuration says of the replica that is inspected.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     /// Its cluster.
@@ -346,7 +346,7 @@ fn areas(flash: Option<&Path>) -> u16 {
     let exists = |log: &u16| {
         flash.is_some_and(|directory| directory.join(format!("log-{log}.flash")).exists())
     };
-    // One that is gone is told, those behind it are read.
+    // One that is gone is reported, those behind it are read.
     (0..MAX_LOGS).rev().find(exists).map_or(0, |last| last + 1)
 }
 
@@ -517,7 +517,7 @@ mod tests {
         let file = File::open(&path).expect("opened");
         assert_eq!(image_of(&file, &path).expect("read"), bytes);
         assert_eq!(mapped(&path).expect("mapped"), bytes[..2 * 4096]);
-        // Whoever has no region there learns so by its head.
+        // A file without a region is recognised by its head.
         bytes[0] ^= 1;
         fs::write(&path, &bytes).expect("written");
         let head = SUPERBLOCK_BYTES as usize;

@@ -73,9 +73,9 @@ impl Node {
         let Some(joined) = self.joined.waiting.remove(&number) else {
             return Ok(());
         };
-        // One log may have a new leader already, or have had one for a moment, whose entries this
-        // replica applies: what it was told later than this read must not be seen without what
-        // others were told in between.
+        // One log may have a new leader already, or have had one for a short time, whose entries
+        // this replica applies: what it received later than this read must not be seen without what
+        // others received in between.
         let is_bound = !matches!(read.how, ReadBasis::Weak { .. });
         let is_over = is_bound && !self.is_current(&joined.leadership_epoch, None);
         let refused = self.check_leadership().err();

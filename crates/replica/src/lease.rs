@@ -12,7 +12,7 @@
 //!
 //! Leadership transfer lets its target campaign at once, whenever the order reaches it: a term in
 //! which one was begun has no lease any more. A follower that restarts has forgotten whom it heard:
-//! with leases it votes for nobody for its first election time-out (see `Node::may_vote`).
+//! with leases it votes for no candidate for its first election time-out (see `Node::may_vote`).
 
 use crate::ticking::PAUSE_TICKS;
 
@@ -53,7 +53,7 @@ impl Lease {
         (self.term, self.until_us) = (term, before_us.max(until_us));
     }
 
-    /// Whether nobody else can lead at `now_us`.
+    /// Whether no other replica can lead at `now_us`.
     pub(crate) fn holds(&self, now_us: u64, term: u64) -> bool {
         self.length_us > 0
             && term == self.term
@@ -99,7 +99,7 @@ mod tests {
         lease.revoke(3);
         assert!(!lease.holds(101, 3));
         lease.confirmed(102, 3);
-        assert!(!lease.holds(103, 3), "the order may still be under way");
+        assert!(!lease.holds(103, 3), "the order may still be in flight");
         lease.confirmed(104, 4);
         assert!(lease.holds(105, 4));
     }

@@ -1,8 +1,8 @@
 //! Who takes part, and changing it in all logs alike.
 //!
 //! The cluster's record, kept by the state machine of log 0, names the members with their addresses
-//! and, while a change is under way, the members wanted. Whoever leads all logs looks at the record
-//! now and then and does what is missing, so a crash of the leader at any moment leaves nothing
+//! and, while a change is in progress, the members wanted. The leader of all logs checks the record
+//! periodically and does what is missing, so a crash of the leader at any moment leaves nothing
 //! that the next one would not find:
 //!
 //! ```text
@@ -12,12 +12,12 @@
 //!   record without target    the target's members are the members
 //! ```
 //!
-//! Log 0 is last because whoever may lead another log has to hear who leads log 0: that is where
-//! its log belongs. One left out of log 0 alone could win an election in another log and keep it
-//! for ever.
+//! Log 0 is last because the leader of another log has to hear who leads log 0: that is where its
+//! log belongs. One left out of log 0 alone could win an election in another log and keep it
+//! permanently.
 //!
 //! Ids are never used again: the record keeps the highest one given. A replica that the record has
-//! left out is told so when it speaks to others, and is silent from then on.
+//! left out is notified when it speaks to others, and is silent from then on.
 
 mod marks;
 mod moving;
@@ -46,7 +46,7 @@ pub use request::{MemberError, MemberRequest};
 const MOST_MEMBERS: usize = 9;
 /// A record that was proposed and has not come is proposed again after this long.
 const RECORD_TIMEOUT_US: u64 = 1_000_000;
-/// How often one that was removed is told so.
+/// How often a removed replica is notified.
 const TELL_US: u64 = 200_000;
 
 /// What a replica knows of the members.
@@ -93,7 +93,7 @@ fn ids(list: &[Replica], learner: bool) -> Vec<u64> {
     those.map(|replica| replica.id).collect()
 }
 
-/// Whether a log's membership is what the list says, with no change under way.
+/// Whether a log's membership is what the list says, with no change in progress.
 fn is_reached(members: &Members, list: &[Replica]) -> bool {
     let same = |ours: &[u64], theirs: Vec<u64>| {
         ours.len() == theirs.len() && ours.iter().all(|id| theirs.contains(id))
@@ -141,7 +141,7 @@ impl Membership {
         }
     }
 
-    /// Takes in what the store has applied; answers whether anything is new.
+    /// Takes in what the store has applied; returns whether anything is new.
     fn refresh(&mut self, store: &dyn StateMachine) -> bool {
         let Some((number, bytes)) = store.record().filter(|(number, _)| *number != self.number)
         else {
@@ -189,7 +189,7 @@ impl Node {
         self.membership.refused.drain(..)
     }
 
-    /// Whether a change of the members is under way, as far as this replica knows.
+    /// Whether a change of the members is in progress, as far as this replica knows.
     pub fn is_changing_members(&self) -> bool {
         let record = self.membership.latest();
         record.is_some_and(|record| record.target.is_some())
@@ -263,8 +263,8 @@ impl Node {
         }))
     }
 
-    /// While a change is under way: who was to come or to vote, and is lost before it could, may be
-    /// taken out again. Nothing else would end the change.
+    /// While a change is in progress: a replica that was to come or to vote, and is lost before it
+    /// could, may be taken out again. Nothing else would end the change.
     fn accept_during_change(
         &self,
         request: &MemberRequest,
@@ -272,11 +272,11 @@ impl Node {
         target: &[Replica],
     ) -> Result<Record, MemberError> {
         let MemberRequest::Remove { id } = request else {
-            return Err(MemberError::UnderWay);
+            return Err(MemberError::InProgress);
         };
         let voted = |replica: &Replica| replica.id == *id && !replica.learner;
         if record.members.iter().any(voted) {
-            return Err(MemberError::UnderWay);
+            return Err(MemberError::InProgress);
         }
         let target = request.target(target, record.highest)?;
         self.check_majority(&target)?;
@@ -304,7 +304,7 @@ impl Node {
         members.voters.iter().map(find).collect()
     }
 
-    /// A learner that is to vote has what was committed a moment ago, in every log.
+    /// A learner that is to vote has what was committed very recently, in every log.
     fn check_caught_up(&self, id: u64) -> Result<(), MemberError> {
         let marks = &self.membership.committed.before;
         for (log, committed) in self.logs.iter().zip(marks) {
@@ -359,7 +359,7 @@ impl Node {
         self.logs[0].write_bytes(origin, |out| command.encode(out));
     }
 
-    /// Looks at the record, and does what a change lacks. Answers whether something was proposed.
+    /// Checks the record, and does what a change lacks. Returns whether something was proposed.
     pub(crate) fn membership_housekeeping(&mut self) -> bool {
         self.refresh_members();
         self.resume_move();
@@ -417,7 +417,7 @@ impl Node {
         }
     }
 
-    /// Leader of all logs: the next step of a change that is under way, if one can be taken now.
+    /// Leader of all logs: the next step of a change in progress, if one can be taken now.
     fn advance_member_change(&mut self) {
         let Some(record) = self.membership.record.clone() else {
             return;
@@ -433,7 +433,7 @@ impl Node {
         if !stays && self.transfer_leadership_to(&wanted) {
             return;
         }
-        // A change that is under way may end elsewhere.
+        // A change in progress may end elsewhere.
         let has_target = |log: &PhysicalLog| {
             !log.group.is_changing() && is_reached(&log.group.members(), target)
         };
@@ -458,12 +458,12 @@ impl Node {
                 target: None,
                 ..record
             };
-            self.propose_record(Origin::Nobody, &over);
+            self.propose_record(Origin::Internal, &over);
         }
     }
 
     /// A leader that will not vote hands all logs over to one that will, if one that has everything
-    /// votes already; answers whether it has tried.
+    /// votes already; returns whether it has tried.
     fn transfer_leadership_to(&mut self, wanted: &[u64]) -> bool {
         let peers = self.logs[0].group.status().peers;
         let able = peers.iter().filter(|peer| {
@@ -484,7 +484,7 @@ impl Node {
         true
     }
 
-    /// Who was removed and still speaks is told.
+    /// A removed replica that still sends is notified.
     fn notify_removed_senders(&mut self) {
         let now_us = self.now.steady_us;
         let removed_senders = std::mem::take(&mut self.membership.removed_senders);

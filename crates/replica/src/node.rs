@@ -76,7 +76,7 @@ pub(crate) enum Done {
         leadership_epoch: Option<LeadershipEpoch>,
         result: Result<Reply, ApplyError>,
     },
-    /// A directory that nobody needs any more is gone.
+    /// A directory that is not needed any more is gone.
     Discarded,
     Digest {
         ticket: Ticket,
@@ -112,7 +112,7 @@ pub struct Node {
     /// To whom a replica that stops hands over.
     pub(crate) successor: Option<u64>,
     pub(crate) joined: JoinedReads,
-    /// Where the logs ended now and then: the sum of their last indexes, and each.
+    /// Where the logs ended, noted periodically: the sum of their last indexes, and each.
     pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
     /// The logs' terms then, added up.
     pub(crate) marks_terms: u64,
@@ -126,7 +126,7 @@ pub struct Node {
     pub(crate) membership: Membership,
     pub(crate) contacts: Contacts,
     pub(crate) bootstrap: Bootstrap,
-    /// Reports that have come and were not looked at yet, and who has sent them.
+    /// Reports that have come and were not read yet, and who has sent them.
     pub(crate) bootstrap_inbox: Vec<(u64, Vec<u8>)>,
     /// Per log its last entry at the start.
     pub(crate) began_at: Vec<u64>,
@@ -143,7 +143,7 @@ pub struct Node {
     pub(crate) slow: SlowReads,
     /// Per log the last term in which this replica led.
     pub(crate) led: Vec<u64>,
-    /// Per log what the replica writes of its own.
+    /// Per log what the replica writes without a client.
     pub(crate) own_work: Vec<OwnWork>,
     /// The first step's time.
     pub(crate) started_us: u64,
@@ -153,7 +153,7 @@ pub struct Node {
     /// Those loops, until somebody runs them.
     pub(crate) lanes: Vec<LogLoop>,
     inbox: Vec<Message>,
-    /// Clients' requests that were received and not looked at yet.
+    /// Clients' requests that were received and not processed yet.
     backlog: VecDeque<(u16, Peer, Payload)>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
@@ -600,7 +600,7 @@ impl Node {
         let mut answers = std::mem::take(&mut self.answers);
         for (origin, outcome) in answers.drain(..) {
             let origin = self.answers_for(origin);
-            if !matches!(origin, None | Some(Origin::Joined(_) | Origin::Nobody)) {
+            if !matches!(origin, None | Some(Origin::Joined(_) | Origin::Internal)) {
                 self.counters.note_outcome(&outcome);
             }
             match origin {
@@ -612,7 +612,7 @@ impl Node {
                     self.send_outcome(origin, outcome);
                 }
                 Some(Origin::Direct { log, ticket }) => self.complete_direct(log, ticket, outcome),
-                Some(Origin::Joined(_) | Origin::Nobody) | None => {}
+                Some(Origin::Joined(_) | Origin::Internal) | None => {}
             }
         }
         self.answers = answers;

@@ -531,8 +531,8 @@ impl PhysicalLog {
 
     /// Applies what is committed, up to where the log must stand still for a gang, and no more at
     /// once than keeps a step short; without ever blocking. Where the store is taken, it is asked
-    /// so many times more: another log's loop has it for a moment. `Some` is work for a thread that
-    /// may block.
+    /// so many times more: another log's loop has it briefly. `Some` is work for a thread that may
+    /// block.
     ///
     /// # Errors
     /// A store that cannot go on.

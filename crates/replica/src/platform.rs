@@ -124,8 +124,7 @@ pub trait Platform {
     /// When the address cannot be bound.
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError>;
 
-    /// Opens the packet driver of a log that has a loop of its own; it receives into frames of
-    /// `pool`.
+    /// Opens the packet driver of a log that has its own loop; it receives into frames of `pool`.
     ///
     /// # Errors
     /// When the address cannot be bound; when this platform has only one port per replica.
@@ -174,8 +173,7 @@ fn xdp_options(config: &Config) -> XdpOptions {
     }
 }
 
-/// Opens the replica's packet port, and right behind it one for each log that has a loop of its
-/// own.
+/// Opens the replica's packet port, and right behind it one for each log that has its own loop.
 fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>>, StartError> {
     let own = config.own()?;
     let logs = match config.log_threads {
@@ -299,7 +297,7 @@ pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
 /// This machine.
 pub(crate) struct OsPlatform {
     waker: Arc<Waker>,
-    /// Packet ports that nobody has asked for yet: the replica's, then the logs' in their order.
+    /// Packet ports that are not opened yet: the replica's, then the logs' in their order.
     drivers: VecDeque<Box<dyn Driver>>,
 }
 

@@ -21,7 +21,7 @@ const STALL_PATIENCE_US: u64 = 1_000_000;
 /// What a read rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadBasis {
-    /// A round of its own.
+    /// A separate round.
     Index,
     /// The lease, if there is one; otherwise a round.
     Lease,
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weak_read_waits_for_the_log_and_not_for_ever() {
+    fn a_weak_read_waits_for_the_log_and_not_without_end() {
         let mut reads = Reads::new(1);
         let weak = |barrier, until_us| Read {
             how: ReadBasis::Weak { until_us },
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_does_not_wait_for_ever_for_a_store_that_makes_no_progress() {
+    fn a_read_does_not_wait_without_end_for_a_store_that_makes_no_progress() {
         let mut reads = Reads::new(1);
         for barrier in [5, 9] {
             reads.wait_for(barrier, read(barrier));

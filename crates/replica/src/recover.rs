@@ -11,8 +11,12 @@
 //! | `RECOVERED`, the old `IDENTITY`            | recovered; [`finish`] puts the copy in place       |
 //! | `RECOVERED`, no `IDENTITY`                 | the new member's, which has not started yet        |
 //! | the new `IDENTITY`                         | the new member's                                   |
+//!
+//! Of a store with damaged blocks the copy holds what is readable (`recover/salvage.rs`).
 
 mod marker;
+#[cfg(feature = "rocksdb")]
+mod salvage;
 mod source;
 
 use std::fs;
@@ -23,7 +27,7 @@ use std::sync::Arc;
 use cyclone_pmem::{
     FlushPolicy, Pool, PoolError, Region, RegionError, RegionOptions, create_private_dir_all,
 };
-use cyclone_store::{ApplyError, Limits, StateMachine};
+use cyclone_store::{ApplyError, Limits, StateMachine, StoreDamage};
 use cyclone_wal::flash::{FlashLog, ThreadedFlash};
 use cyclone_wal::{Ring, RingError, superblock};
 use cyclone_wire::ring::Superblock;
@@ -43,6 +47,10 @@ use source::Survivor;
 const DRAFT: &str = "recovering";
 /// The usual longest value, for entries of the first format, which do not tell.
 const VALUE_BYTES: usize = 1 << 20;
+const LIMITS: Limits = Limits {
+    max_value_bytes: VALUE_BYTES,
+    max_sessions: Limits::MAX_SESSIONS,
+};
 /// Block cache of a store that is only brought up to date.
 const CACHE_BYTES: usize = 64 << 20;
 
@@ -101,6 +109,12 @@ pub enum RecoverError {
     /// The store cannot be opened, or fails.
     #[error("store: {0}")]
     Store(#[from] ApplyError),
+    /// The memory engine's file is damaged.
+    #[error(
+        "store: {0}. The file has one checksum for all values: which of them are damaged is not known, so none is used. Nothing was \
+         changed: recover from another replica, or restore a backup"
+    )]
+    DamagedState(String),
     /// The store cannot be opened.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -144,7 +158,7 @@ pub struct SurvivingData {
 pub struct LogReport {
     /// The physical log.
     pub log: u16,
-    /// Index and term of the last entry that the store held by itself.
+    /// Index and term of the last entry that the store held.
     pub store: (u64, u64),
     /// Index and term of the last entry that the new cluster holds.
     pub reached: (u64, u64),
@@ -165,17 +179,24 @@ pub struct Report {
     pub entries: u64,
     /// Operations over several logs that are not whole, and were given up.
     pub given_up: u64,
+    /// What the store has lost, if blocks of it are damaged.
+    pub damage: Option<StoreDamage>,
 }
 
-/// Reads what is left of a stopped replica. Opening the store does what each start does to it;
-/// nothing else changes.
+/// Reads what is left of a stopped replica. Opening a store that is not damaged does what each
+/// start does to it; nothing else changes.
 ///
 /// # Errors
 /// See [`RecoverError`].
 pub fn survey(remains: &SurvivingData) -> Result<Report, RecoverError> {
     let mut opened = Opened::open(remains)?;
+    #[cfg(feature = "rocksdb")]
+    if let Some(found) = salvage::find(&opened, remains)? {
+        return salvage::survey(&mut opened, &found);
+    }
     let store = opened.store(&remains.data.join("store"), remains.engine)?;
-    opened.replay(&*store, None)
+    let from = opened.places(&*store);
+    opened.replay(&from, None, true)
 }
 
 /// Makes the data directory that of a new one-member cluster. A crash leaves the old member's
@@ -189,17 +210,7 @@ pub fn recover(remains: &SurvivingData, cluster: u128) -> Result<(Report, Marker
     let draft = data.join(DRAFT);
     remove_directory(&draft)?;
     create_private_dir_all(&draft).map_err(at(&draft))?;
-    let files = draft.join("files");
-    let store = opened.store(&data.join("store"), remains.engine)?;
-    store.checkpoint(&files)?;
-    let target = draft.join("store");
-    create_private_dir_all(&target).map_err(at(&target))?;
-    let copy = opened.store(&target, remains.engine)?;
-    copy.install(&files)?;
-    let report = opened.replay(&*store, Some(&*copy))?;
-    copy.flush()?;
-    drop((copy, store));
-    remove_directory(&files)?;
+    let report = opened.copy(remains, &draft)?;
     sync(&draft)?;
     let marker = Marker {
         cluster,
@@ -394,27 +405,49 @@ impl Opened {
         directory: &Path,
         engine: Engine,
     ) -> Result<Arc<dyn StateMachine>, RecoverError> {
-        let limits = Limits {
-            max_value_bytes: VALUE_BYTES,
-            max_sessions: Limits::MAX_SESSIONS,
-        };
-        Ok(open_engine(
-            engine,
-            self.whose.logs,
-            limits,
-            CACHE_BYTES,
-            directory,
-        )?)
+        let opened = open_engine(engine, self.whose.logs, LIMITS, CACHE_BYTES, directory);
+        opened.map_err(|error| match error {
+            StartError::Store(ApplyError::Damaged(what)) if engine == Engine::Memory => {
+                RecoverError::DamagedState(what)
+            }
+            error => error.into(),
+        })
     }
 
-    /// Applies what the logs have behind `store` to `target`, which holds the same; only reads it
-    /// without one.
+    /// Per log, index and term of the last entry that a store holds.
+    fn places(&self, store: &dyn StateMachine) -> Vec<(u64, u64)> {
+        (0..self.whose.logs).map(|log| store.applied(log)).collect()
+    }
+
+    /// Makes the new member's store in the draft.
+    fn copy(&mut self, remains: &SurvivingData, draft: &Path) -> Result<Report, RecoverError> {
+        let target = draft.join("store");
+        create_private_dir_all(&target).map_err(at(&target))?;
+        #[cfg(feature = "rocksdb")]
+        if let Some(found) = salvage::find(self, remains)? {
+            return salvage::copy(self, found, &target);
+        }
+        let files = draft.join("files");
+        let store = self.store(&remains.data.join("store"), remains.engine)?;
+        store.checkpoint(&files)?;
+        let copy = self.store(&target, remains.engine)?;
+        copy.install(&files)?;
+        let from = self.places(&*store);
+        let report = self.replay(&from, Some(&*copy), true)?;
+        copy.flush()?;
+        drop((copy, store));
+        remove_directory(&files)?;
+        Ok(report)
+    }
+
+    /// Applies what the logs have behind `from` to `target`, which holds what is before; only reads
+    /// it without one. Where the log may not be used nothing is applied.
     fn replay(
         &mut self,
-        store: &dyn StateMachine,
+        from: &[(u64, u64)],
         target: Option<&dyn StateMachine>,
+        may_use_log: bool,
     ) -> Result<Report, RecoverError> {
-        let from: Vec<(u64, u64)> = (0..self.whose.logs).map(|log| store.applied(log)).collect();
         let pool = match &self.nvm {
             None => None,
             Some((path, region, block)) => {
@@ -432,7 +465,7 @@ impl Opened {
             }
         };
         let mut survivors = Vec::new();
-        for (log, held) in (0..self.whose.logs).zip(&from) {
+        for (log, held) in (0..self.whose.logs).zip(from) {
             let (ring, damage) = match self.ring(log, pool.as_ref(), *held)? {
                 None => (None, None),
                 Some((ring, damage)) => (Some(ring), damage),
@@ -440,10 +473,12 @@ impl Opened {
             let (flash, unreadable) = self.area(log)?;
             survivors.push(Survivor::new(*held, ring, damage, flash, unreadable));
         }
-        let sources = survivors.iter_mut();
-        let sources = sources.map(|survivor| Box::new(survivor) as Box<dyn EntrySource + '_>);
-        let reached = replay_to_end(sources.collect(), &from, target)?;
-        Ok(self.report(&from, &reached, &survivors))
+        let sources = survivors.iter_mut().map(|survivor| {
+            survivor.may_be_used = may_use_log;
+            Box::new(survivor) as Box<dyn EntrySource + '_>
+        });
+        let reached = replay_to_end(sources.collect(), from, target)?;
+        Ok(self.report(from, &reached, &survivors))
     }
 
     fn ring(
@@ -504,6 +539,7 @@ impl Opened {
             logs: logs.collect(),
             entries: reached.entries,
             given_up: reached.given_up,
+            damage: None,
         }
     }
 }

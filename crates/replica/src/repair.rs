@@ -110,7 +110,7 @@ impl LogFinding {
     }
 }
 
-/// Looks at a stopped node's logs; with `apply` mends them, if all of them can be mended,
+/// Examines a stopped node's logs; with `apply` repairs them, if all of them can be repaired,
 /// `accept_loss` or not. Opening the store does what every start does to it; nothing else is
 /// changed without `apply`.
 ///
@@ -199,7 +199,7 @@ fn repair_log(
 mod tests {
     use super::*;
 
-    /// Whoever is told that a replica must not come back throws it away.
+    /// An operator who reads that a replica must not come back throws it away.
     #[test]
     fn only_what_is_lost_is_given_up() {
         let lost = "must not come back";

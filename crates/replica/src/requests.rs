@@ -37,7 +37,7 @@ pub enum Outcome {
 pub(crate) enum Origin {
     /// The host process: the Redis gateway or an embedding program.
     Local(Ticket),
-    /// Whoever asks a log's own loop: its host, or another thread of this process.
+    /// A caller of a log's own loop: its host, or another thread of this process.
     Direct {
         /// The log.
         log: u16,
@@ -55,8 +55,8 @@ pub(crate) enum Origin {
     },
     /// One log's part of a read over several, by the read's number.
     Joined(u64),
-    /// Nobody: the replica's own.
-    Nobody,
+    /// No client: the replica's own.
+    Internal,
 }
 
 /// Refuses an operation that needs more work than it may do, whatever is stored: it is not
@@ -120,8 +120,8 @@ impl BatchBuilder {
         self.origins.len() >= self.max_commands || self.bytes >= Self::FULL_BYTES
     }
 
-    /// Adds a command whose bytes are copied. One that would fill an entry by itself is given back
-    /// if it is not the first: if it is too long for the log, its neighbours are not to be refused
+    /// Adds a command whose bytes are copied. One that would fill an entry alone is given back if
+    /// it is not the first: if it is too long for the log, its neighbours are not to be refused
     /// with it.
     pub(crate) fn push_bytes(
         &mut self,
@@ -225,7 +225,7 @@ mod tests {
                 .push_bytes(Origin::Local(length as u64), put)
                 .is_ok()
         };
-        // One that is too long by itself is the log's to refuse.
+        // One that is too long alone is the log's to refuse.
         assert!(push(&mut builder, 2000));
         builder.seal(1);
         assert!(push(&mut builder, 500));

@@ -37,7 +37,7 @@ pub trait EventSource {
     fn deadline_us(&mut self, _now: Now) -> u64 {
         u64::MAX
     }
-    /// Whether it may be given something that a whole turn finds and a look at the packet queues
+    /// Whether it may be given something that a whole turn finds and a poll of the packet queues
     /// does not.
     fn is_fed(&self) -> bool {
         true
@@ -106,19 +106,24 @@ impl Reactor {
         }
         let loops = LogThread::divide(node.take_log_loops(), node.config(), &self.waker);
         let helped = Arc::new(AtomicU64::new(0));
-        let watch = (node.patience(), Arc::clone(&helped));
-        let crew = loops.and_then(|loops| LogThreads::start(loops, node.config(), watch));
+        let boosts = node.config().priority_boost;
+        let watch = boosts.then(|| (node.patience(), Arc::clone(&helped)));
+        let start = |loops| LogThreads::start(loops, node.config(), watch.clone());
+        let crew = loops.and_then(start);
         let crew = crew.map_err(NodeError::Port)?;
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
-        let watchdog = Watchdog::start(node.patience(), Arc::clone(&helped));
+        let start = |(patience, helped)| Watchdog::start(patience, helped);
+        let watchdog = watch.clone().map(start).transpose();
         let mut watchdog = watchdog.map_err(NodeError::Port)?;
         loop {
             node.take_logs()?;
-            // Nobody who moved a log has seen a later time.
+            // No loop that moved a log has seen a later time.
             let now = now();
-            watchdog.begin(now.steady_us);
+            if let Some(watchdog) = &watchdog {
+                watchdog.begin(now.steady_us);
+            }
             node.note_boosts(helped.load(Ordering::Relaxed));
             let mut work = companion.step(now, node);
             work += node.step(now)?;
@@ -143,9 +148,11 @@ impl Reactor {
                 pause.sooner(node.has_deferred_sends())
             };
             node.lend_logs();
-            watchdog.end(work > 0, node.watched_for_us());
-            if let IdleStrategy::Park(_) = pause {
-                watchdog.sleep();
+            if let Some(watchdog) = &mut watchdog {
+                watchdog.end(work > 0, node.watched_for_us());
+                if let IdleStrategy::Park(_) = pause {
+                    watchdog.sleep();
+                }
             }
             if pause == IdleStrategy::Spin && work == 0 && !companion.is_fed() {
                 look(node, now);
@@ -175,8 +182,8 @@ impl Reactor {
 
     /// Waits until something is ready, from `now_us` on for so long at most. A driver that has to
     /// look whether something has come looks here, by `is_spurious`, which is given the packets'
-    /// events: after a look in vain the loop need not make its turn. Whatever else is ready ends
-    /// the wait.
+    /// events: after an unsuccessful poll the loop need not make its turn. Whatever else is ready
+    /// ends the wait.
     fn wait(
         &mut self,
         events: &mut Events,
@@ -207,7 +214,7 @@ fn quiet_window(node: &Node, now: Now) -> Range<u64> {
     now.steady_us..node.quiet_until_us().min(longest_us)
 }
 
-/// Looks in vain for as long as that may go on.
+/// Polls the packet queues until something arrives or the window ends.
 fn look(node: &mut Node, since: Now) {
     // First, since most drivers do not look: their loops shall not pay for the time.
     if !node.rx_is_empty() {
@@ -220,7 +227,7 @@ fn look(node: &mut Node, since: Now) {
 }
 
 /// Turns of a loop that waits for no descriptors and has nothing but the node: those that would
-/// find nothing are looks at the packet queues.
+/// find nothing only poll the packet queues.
 #[derive(Default)]
 pub struct BusyPoller {
     quiet_window: Range<u64>,
@@ -314,7 +321,7 @@ mod tests {
     const LONG_US: u64 = 20_000_000;
 
     #[test]
-    fn looks_in_vain_end_no_sleep_and_whatever_else_is_ready_does() {
+    fn spurious_packet_events_end_no_sleep_and_other_events_do() {
         let mut reactor = Reactor::new().unwrap();
         let (packets, card) = UnixStream::pair().unwrap();
         let (news, flash) = UnixStream::pair().unwrap();

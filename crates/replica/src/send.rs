@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use crate::node::{Node, NodeError};
 
-/// Pieces of payloads up to this long are copied behind their message's header: as slices of their
-/// own they cost the system call and the tag more than the copy does.
+/// Pieces of payloads up to this long are copied behind their message's header: as separate slices
+/// they cost the system call and the tag more than the copy does.
 const COPIED_BYTES: usize = 256;
 
 /// Messages to one peer that share a datagram, or one that is larger.

@@ -24,7 +24,7 @@ const DIGESTS_AT_ONCE: usize = 1;
 const MOST_WAITING: usize = 8192;
 /// Bytes of their queries, of each likewise: 256 MiB together.
 const MOST_WAITING_BYTES: usize = 128 << 20;
-/// Keys that a scan looks at without being taken for a walk: as many as the Redis port lets it.
+/// Keys that a scan visits without being taken for a walk: as many as the Redis port lets it.
 const LONGEST_PAGE: u32 = 100_000;
 /// Bytes that one step's reads may answer; those beyond are left to workers, so that the step stays
 /// short.
@@ -120,7 +120,7 @@ impl Job {
                 let result = match Query::decode(&read.query) {
                     Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
                     // It was decoded when it was taken in.
-                    Err(_) => Err(ApplyError::WouldBlock),
+                    Err(_) => Err(ApplyError::Cancelled),
                 };
                 Done::Read {
                     log,
@@ -165,7 +165,7 @@ pub(crate) struct SlowReads {
     running: usize,
     /// Hashes that wait or are computed.
     digests: usize,
-    /// Every walk that is under way holds it as well.
+    /// Every walk in progress holds it as well.
     walking: Arc<()>,
     walks: JobQueue,
     others: JobQueue,
@@ -295,7 +295,7 @@ impl Node {
         }
     }
 
-    /// Nobody waits for these reads of this process any more: those that have not begun are
+    /// No caller of this process waits for these reads any more: those that have not begun are
     /// dropped. They get no outcome.
     pub fn forget_reads(&mut self, gone: &[Ticket]) {
         if self.slow.walks.jobs.is_empty() && self.slow.others.jobs.is_empty() {
@@ -328,8 +328,8 @@ mod tests {
         Some((job.ticket()?, walking))
     }
 
-    /// Two that counted the keys had both readers, and whoever only wanted a value from the disk
-    /// waited for them.
+    /// Two that counted the keys had both readers, and reads of a single value from the disk waited
+    /// for them.
     #[test]
     fn walks_take_turns_and_the_others_pass_them() {
         let scan = |count| Query::Scan {
@@ -370,13 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn so_many_bytes_of_queries_wait_and_those_of_nobody_make_room() {
+    fn waiting_queries_are_bounded_in_bytes_and_forgotten_ones_make_room() {
         let mut slow = SlowReads {
             digests: 1,
             running: AT_ONCE,
             ..SlowReads::default()
         };
-        // Nobody touches their pages.
+        // No thread touches their pages.
         let long = |ticket| job(ticket, vec![0; MOST_WAITING_BYTES / 2]);
         for ticket in 1..=2 {
             assert!(slow.others.has_room());

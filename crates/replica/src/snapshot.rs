@@ -357,7 +357,7 @@ impl Node {
                 return self.abandon_fetch();
             }
             if !self.would_fit() {
-                // The leader will have a newer one once nobody asks for this.
+                // The leader will have a newer one once no replica asks for this.
                 return self.abandon_fetch();
             }
             if let Err(reason) = self.prepare_fetch() {

@@ -104,7 +104,7 @@ pub enum StartError {
         /// What is wrong.
         source: PoolError,
     },
-    /// Nothing is there, and nobody said that this is a new cluster.
+    /// Nothing is there, and the configuration does not say that this is a new cluster.
     #[error(
         "neither {data} nor the log region {nvm} belongs to a replica yet; if this cluster is new, start once with \
          --bootstrap; if it is to join one that exists, with --join; if this replica has lost its memory, it must not come back under its old id: {REPLACE}"
@@ -228,7 +228,7 @@ pub enum StartError {
         line: usize,
     },
     /// The store does not open.
-    #[error("store: {0}")]
+    #[error("store: {0}{advice}", advice = store_advice(.0))]
     Store(#[from] ApplyError),
     /// Raft does not start.
     #[error("raft: {0}")]
@@ -247,6 +247,17 @@ pub enum StartError {
     /// The engine is not part of this program.
     #[error("this program was built without the {0} engine")]
     EngineMissing(&'static str),
+}
+
+/// What to do about a store whose files are damaged.
+fn store_advice(error: &ApplyError) -> &'static str {
+    match error {
+        ApplyError::Damaged(_) => {
+            ". The store is damaged. While a majority of the other replicas is there, replace this one (`cyclone ctl member \
+             replace`); otherwise restore a backup, or see what `cyclone recover` can keep (docs/operations.md)"
+        }
+        _ => "",
+    }
 }
 
 /// What to do about a region that is not lost, but not for this program and configuration.
@@ -609,8 +620,8 @@ impl Node {
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
             // A batch of many values may be longer than the longest value.
             let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
-            // What cannot be sent must not be accepted: the log would stand still behind it for
-            // ever.
+            // What cannot be sent must not be accepted: the log would stand still behind it
+            // permanently.
             let sendable = (entry_bytes(&config) + MESSAGE_SLACK / 2) as u64;
             group.max_entry_bytes = group.max_entry_bytes.min(half).min(sendable);
             let lease = match config.lease_reads {

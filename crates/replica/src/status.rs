@@ -154,7 +154,7 @@ pub struct LogStatus {
     pub commit: u64,
     /// Applied index.
     pub applied: u64,
-    /// Index up to which the store survives a crash by itself.
+    /// Index up to which the store survives a crash without the log.
     pub flushed: u64,
     /// The state's clock less this machine's wall clock, in milliseconds.
     pub clock_offset_ms: i64,
@@ -198,6 +198,8 @@ pub struct Status {
     pub clock_offset_ms: Option<i64>,
     /// Scans that hold a snapshot now.
     pub held_snapshots: u64,
+    /// Snapshots held for `ctl snapshot save`, also while they are made: 0 or 1.
+    pub held_backups: u64,
     /// How much work calls of the store have done.
     pub work_done: WorkDone,
     /// Events since the start.
@@ -280,6 +282,7 @@ impl Node {
             flash_waits_us: self.without_progress_us().1,
             clock_offset_ms: self.clock_offset_ms(),
             held_snapshots: self.store.held_snapshots() as u64,
+            held_backups: self.held_backups(),
             work_done: self.store.work_done(),
             counters: self.counters,
         }

@@ -1,6 +1,6 @@
 //! The logs' time: it passes in ticks, half a heartbeat each. A replica that is busy wakes up for
 //! every one of them. One that is not skips those at which nothing can happen, and lets them pass
-//! together when it wakes up, for a heartbeat of its own or its leader's mostly.
+//! together when it wakes up, for its own heartbeat or its leader's mostly.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ pub(crate) const PAUSE_TICKS: u64 = 2;
 const QUIET_TICKS: u64 = 10;
 /// The same, after which heartbeats may come further apart: half a second by default.
 const REST_TICKS: u64 = 100;
-/// How long packets may wait then where a driver's device wakes nobody. With the default time-outs
-/// one heartbeat may be lost and the next so much late.
+/// How long packets may wait then where a driver's device wakes no thread. With the default
+/// time-outs one heartbeat may be lost and the next so much late.
 const REST_LOOK_TICKS: u64 = 4;
 /// Most ticks that pass together besides those of a rest: a heartbeat of the leader comes every
 /// second one, and somewhat late.
@@ -42,7 +42,7 @@ impl TickTimer {
         self.next_us + (self.together - 1) * self.tick_us
     }
 
-    /// Whether nobody wakes up for the next tick.
+    /// Whether no loop wakes up for the next tick.
     pub(crate) fn skips(&self) -> bool {
         self.together > 1
     }
@@ -72,8 +72,8 @@ fn noticed(passed: u64, missed: u64) -> u64 {
 /// step, `has_leader_contact`: and nothing has been counted since.
 fn counted(ticks: u64, is_fresh: bool, has_leader_contact: bool) -> u64 {
     match (is_fresh, has_leader_contact) {
-        // The step's time was read before: all of them lie before what it heard. How long before
-        // nobody knows, so that the next pass may begin before it too.
+        // The step's time was read before: all of them lie before what it heard. How long before is
+        // unknown, so that the next pass may begin before it too.
         (true, true) => 0,
         // All but the last two lie before what it heard.
         (false, true) => ticks.min(PAUSE_TICKS),
@@ -102,8 +102,8 @@ impl Node {
         let gap_us = missed * self.ticking.tick_us;
         self.counters.longest_gap_us = self.counters.longest_gap_us.max(gap_us);
         if self.membership.is_removed(self.config.id) {
-            // Nobody waits for its vote any more, and it is to ask for none. It may have heard of
-            // it while it led: what it was asked for is answered as at any deposed leader.
+            // No replica waits for its vote any more, and it is to ask for none. It may have heard
+            // of it while it led: what it was asked for is answered as at any deposed leader.
             self.logs.iter_mut().for_each(|log| log.group.retire());
             return;
         }
@@ -127,7 +127,7 @@ impl Node {
         self.steady.machine_us(self.any_active_us())
     }
 
-    /// Decides which ticks nobody has to wake up for.
+    /// Decides which ticks the loop need not wake up for.
     pub(crate) fn skip_ticks(&mut self) {
         let quiet_us = self.now.steady_us.saturating_sub(self.any_active_us());
         let is_long = quiet_us >= REST_TICKS * self.ticking.tick_us;

@@ -82,7 +82,7 @@ impl Node {
         for (number, log) in self.logs.iter_mut().enumerate() {
             let waits = match number == last {
                 true => origin,
-                false => Origin::Nobody,
+                false => Origin::Internal,
             };
             log.set_clock(time_ms, waits);
         }

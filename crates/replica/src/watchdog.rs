@@ -8,7 +8,7 @@
 //! its ticks, it lends it the highest ordinary priority until the end of the turn that is due.
 //! Turns are short, so that others lose little. Where the loop waits for another thread, all
 //! threads are lent as much. A loop that mostly sleeps needs no help, since the scheduler prefers
-//! who has used little; nobody watches it, until a client has work for it.
+//! who has used little; it is not watched, until a client has work for it.
 
 mod holders;
 
@@ -28,8 +28,8 @@ use self::holders::{PriorityBoost, own_nice};
 use crate::run::now;
 
 /// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time
-/// priority would be all of it, and whoever spins for a moment, waiting for a thread that has been
-/// interrupted, would wait for ever.
+/// priority would be all of it, and a thread that spins briefly, waiting for a thread that has been
+/// interrupted, would wait without end.
 const LENT: i32 = -20;
 
 /// The longest time for which other threads are lent it. A loop that waits for a disk is not helped
@@ -56,7 +56,7 @@ pub(crate) struct Watchdog {
 
 /// What the loop and the thread that watches it tell each other.
 struct LoopActivity {
-    /// The loop's thread, and the nice value that it has by itself.
+    /// The loop's thread, and the nice value that it has without a boost.
     watched: Pid,
     nice: i32,
     /// When it began its last turn, in microseconds of the steady clock.
@@ -65,7 +65,7 @@ struct LoopActivity {
     sleeps: AtomicBool,
     /// When it was last busy.
     busy_us: AtomicU64,
-    /// Nobody watches until it is busy again.
+    /// It is not watched until it is busy again.
     asleep: AtomicBool,
     /// It has another nice value, to be given back at the end of the turn.
     lent: AtomicBool,
@@ -237,7 +237,7 @@ enum State {
 
 /// Raises the calling thread's priority, to a real-time one where that is allowed as well: with an
 /// ordinary one, however high, it waits until the thread that runs has had its slice. The watchdog
-/// works for microseconds at a time and spins for nobody.
+/// works for microseconds at a time and does not spin.
 ///
 /// # Errors
 /// When the process may not raise priorities.
@@ -265,7 +265,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(2);
 
-    /// Other tests' watchdogs lend to all threads now and then: that does not count.
+    /// Other tests' watchdogs lend to all threads at times: that does not count.
     fn nice() -> i32 {
         own_nice(rustix::thread::gettid(), LENT).unwrap()
     }
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_told_from_who_was_woken() {
+    fn a_sleeping_thread_is_distinguished_from_a_woken_one() {
         assert!(wants_cpu(rustix::thread::gettid()));
         let (tell, told) = mpsc::channel();
         let (wake, woken) = mpsc::channel::<()>();
@@ -358,7 +358,7 @@ mod tests {
         wait_for("sleep", || !wants_cpu(thread));
         drop(wake);
         sleeper.join().unwrap();
-        // Who waited for it goes on a moment before the kernel has done with it.
+        // The waiting thread goes on slightly before the kernel has done with it.
         wait_for("end", || !wants_cpu(thread));
 
         if !may_raise() {

@@ -186,7 +186,7 @@ impl<R: Send + 'static> Workers<R> {
 
 impl<R: Send + 'static> Drop for Threads<R> {
     /// Waits for the jobs that have begun. The others are as good as lost in a crash: what they
-    /// would have done is in the log, or done at the next start, or nobody hears of it.
+    /// would have done is in the log, or done at the next start, or is not reported.
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         self.jobs = None;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cyclone_replica::{Config, Engine};
 
-/// RocksDB ended the process: its cache maps what it is told to have, and cannot have nothing.
+/// RocksDB ended the process: its cache maps the configured size, and cannot have nothing.
 #[test]
 fn block_caches_that_cannot_be_made_are_refused() {
     let with = |engine, block_cache_bytes| Config {

@@ -9,7 +9,7 @@ use cyclone_replica::{Config, Embedded, EmbeddedError};
 use cyclone_wire::command::{MAX_BATCH_ITEMS, Operation, Query};
 use cyclone_wire::reply::Reply;
 
-/// Nobody answered, and the caller took the replica for stopped.
+/// No answer came, and the caller took the replica for stopped.
 #[test]
 fn what_the_format_does_not_take_is_refused_and_the_replica_goes_on() {
     refused_and_goes_on(0);

@@ -1,5 +1,5 @@
-//! Replicas whose logs have loops of their own, as threads: three in this process, and one whose
-//! loops its host runs.
+//! Replicas whose logs have separate loops, as threads: three in this process, and one whose loops
+//! its host runs.
 
 mod common;
 
@@ -16,7 +16,7 @@ use cyclone_wire::slot::slot;
 const LOGS: u16 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The first of so many ports in a row that nobody uses, below the ephemeral ones. The tests run
+/// The first of so many ports in a row that are not in use, below the ephemeral ones. The tests run
 /// side by side.
 fn free_ports(test: u16, count: u16) -> u16 {
     let first = 20_000 + (std::process::id() % 200) as u16 * 60 + test * 20;
@@ -60,7 +60,7 @@ fn leader(replicas: &[Embedded]) -> &Embedded {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    panic!("nobody leads");
+    panic!("no replica leads");
 }
 
 #[test]
@@ -101,7 +101,10 @@ fn single_writes_and_gangs_from_many_threads_all_count_once() {
                         while known.len() < keys.len() + 1 {
                             let before = known.len();
                             answers.wait(PATIENCE, &mut known);
-                            assert!(known.len() > before, "thread {thread} waits in vain");
+                            assert!(
+                                known.len() > before,
+                                "thread {thread} waits without an answer"
+                            );
                         }
                         for (token, outcome) in known.drain(..) {
                             assert!(
@@ -121,7 +124,7 @@ fn single_writes_and_gangs_from_many_threads_all_count_once() {
     let position = replicas
         .iter()
         .position(Embedded::leads)
-        .expect("it led a moment ago");
+        .expect("it led just now");
     drop(replicas.remove(position));
     let leader = leader(&replicas);
     for (_, key) in &keys {
@@ -201,7 +204,7 @@ fn a_host_runs_the_loops_in_its_own_threads() {
 }
 
 #[test]
-fn a_host_that_is_busy_elsewhere_strands_nobody() {
+fn a_host_that_is_busy_elsewhere_strands_no_caller() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let config = config(1, 1, free_ports(3, LOGS + 1), directory.path());
     // These are never turned: their host might be the one that waits here.
@@ -224,7 +227,7 @@ fn a_host_that_is_busy_elsewhere_strands_nobody() {
 }
 
 #[test]
-fn who_waits_when_the_replica_stops_learns_that_nobody_knows() {
+fn callers_that_wait_when_the_replica_stops_get_an_unknown_outcome() {
     let directory = tempfile::tempdir().expect("temporary directory");
     // Two of three members never start: nothing is ever committed.
     let config = config(1, 3, free_ports(2, 3 * (LOGS + 1)), directory.path());

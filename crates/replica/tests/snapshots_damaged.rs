@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const VALUE_BYTES: usize = 32 << 10;
 const NVM_BYTES: u64 = 16 << 20;
 
-/// The first of three ports in a row that nobody uses, below the ephemeral ones.
+/// The first of three ports in a row that are not in use, below the ephemeral ones.
 fn free_ports(test: u16) -> u16 {
     let first = 19_000 + (std::process::id() % 90) as u16 * 10 + test * 5;
     let free = |port: u16| UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
@@ -113,7 +113,7 @@ fn lives_on(test: u16, damage: fn(&fs::File), heal: Option<fn(&fs::File)>) {
         if let Some(at) = replicas.iter().position(Embedded::leads) {
             break at;
         }
-        assert!(Instant::now() < until, "nobody leads");
+        assert!(Instant::now() < until, "no replica leads");
         std::thread::sleep(Duration::from_millis(5));
     };
     write(&replicas[at], 0..20);

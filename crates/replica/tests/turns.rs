@@ -1,5 +1,5 @@
-//! Turns that are left out, over a driver that is looked at, and ticks that are: the node does what
-//! it would have done.
+//! Turns that are left out, over a driver that is polled, and ticks that are: the node does what it
+//! would have done.
 
 mod common;
 
@@ -63,7 +63,7 @@ impl Driver for Looked {
     }
 
     fn describe(&self) -> String {
-        "looked at".to_owned()
+        "polled".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -75,14 +75,14 @@ impl Driver for Looked {
     }
 }
 
-struct Desk {
+struct TestPlatform {
     reactor: Reactor,
     wire: Arc<Mutex<Wire>>,
     /// Whether jobs wait for [`Node::run_job`].
     by_hand: bool,
 }
 
-impl Platform for Desk {
+impl Platform for TestPlatform {
     fn has_region(&self, _config: &Config) -> bool {
         false
     }
@@ -142,7 +142,7 @@ impl Bench {
 
     fn start_with(directory: &Path, log_threads: u16, by_hand: bool) -> Bench {
         let wire = Arc::default();
-        let mut desk = Desk {
+        let mut platform = TestPlatform {
             reactor: Reactor::new().unwrap(),
             wire: Arc::clone(&wire),
             by_hand,
@@ -152,7 +152,7 @@ impl Bench {
             ..common::config(1, 1, (7101, 1), directory)
         };
         Bench {
-            node: Node::start_on(config, &mut desk).unwrap(),
+            node: Node::start_on(config, &mut platform).unwrap(),
             turns: BusyPoller::default(),
             now_us: 1_000_000,
             wire,
@@ -187,7 +187,7 @@ impl Bench {
 fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
     let directory = tempfile::tempdir().unwrap();
     let mut bench = Bench::start(directory.path(), 0);
-    // Nobody but its timers makes it stand for election.
+    // Only its timers make it stand for election.
     while !bench.node.leads() {
         assert!(bench.now_us < 3_000_000, "no leader");
         bench.turn();
@@ -210,7 +210,7 @@ fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
     bench.turns(1_000_000);
     assert!(bench.node.leads());
 
-    // It goes on with what it was asked for in a turn of its own.
+    // It goes on with what it was asked for in its own turn.
     let operation = Operation::IncrBy {
         key: b"counter",
         delta: 1,

@@ -1,6 +1,6 @@
 //! A hash table kept alike on three members by the library `group`, over shared memory: what a
-//! program writes to replicate a structure of its own. It loses a client in the middle of a
-//! transaction, then a member, and checks itself after each.
+//! program writes to replicate its own structure. It loses a client in the middle of a transaction,
+//! then a member, and checks itself after each.
 //!
 //! ```console
 //! $ cargo run --release --locked -p cyclone-replication --example table
@@ -173,7 +173,7 @@ impl Table {
     }
 }
 
-/// The members, which would be processes of their own, and how clients get to them.
+/// The members, which would be separate processes, and how clients get to them.
 struct Members {
     directory: tempfile::TempDir,
     members: Vec<GroupMember>,
@@ -191,7 +191,7 @@ impl Members {
         Ok(())
     }
 
-    /// Lets a client in at all members, under a token of its own, and opens its group for so many
+    /// Lets a client in at all members, under its own token, and opens its group for so many
     /// operations.
     fn open(&mut self, client: u32, operations_left: u64) -> Result<Io<Mortal>, Box<dyn Error>> {
         self.connections += 1;
@@ -303,8 +303,8 @@ fn die_at_every_step(
         let acknowledged = {
             let mut swap = pin!(victim.swap(3, 1007));
             let mut context = Context::from_waker(Waker::noop());
-            // Over shared memory an operation is done when it is posted: who still waits, waits for
-            // ever.
+            // Over shared memory an operation is done when it is posted: who still waits, waits
+            // without end.
             let outcome = swap.as_mut().poll(&mut context);
             matches!(outcome, Poll::Ready(Ok(true)))
         };

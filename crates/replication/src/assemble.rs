@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::frame::{Block, Origin};
 use crate::protocol::SenderId;
 
-/// How far the records that a sender has under way may lie apart in its stream. Sets of blocks that
+/// How far the records that a sender has in flight may lie apart in its stream. Sets of blocks that
 /// a stream has left this far behind will never be complete. Senders keep their windows below.
 pub const WINDOW: u64 = 4096;
 
@@ -70,7 +70,7 @@ impl Assembler {
             blocks: vec![None; count],
             missing: count,
         });
-        // A record has one count; a block that says otherwise is nobody's.
+        // A record has one count; a block that says otherwise belongs to no record.
         if set.blocks.len() != count {
             return None;
         }

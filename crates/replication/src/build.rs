@@ -30,7 +30,7 @@ pub struct SenderConfig {
     pub term: u32,
     /// The tenant's secret, which backups must have been given too.
     pub token: Token,
-    /// Records under way per backup, at most; also bounded by [`WINDOW`](crate::assemble::WINDOW).
+    /// Records in flight per backup, at most; also bounded by [`WINDOW`](crate::assemble::WINDOW).
     pub window: usize,
     /// The most bytes of a record.
     pub max_record_bytes: usize,

@@ -9,7 +9,7 @@ use crate::memory::{MAX_SEGMENT_BYTES, decode_protocol, encode_protocol};
 use crate::protocol::{Protocol, SenderId};
 
 const MAGIC: u16 = 0x4343;
-/// 2: backups of Rowan tell of further queues.
+/// 2: backups of Rowan announce further queues.
 const VERSION: u8 = 2;
 
 /// Bytes of a message before its fields.
@@ -70,8 +70,7 @@ pub enum ToSender {
         stream: u32,
     },
     /// A segment to write. In Rowan a queue to append to from now on; the one before is answered
-    /// with
-    /// [`ToBackup::Done`] when nothing is under way there any more.
+    /// with [`ToBackup::Done`] when nothing is in flight there any more.
     Segment(Grant),
     /// Whether the sender still has this segment? Who does not answers [`ToBackup::Done`] (`share`
     /// only: a connection of the server's ended, and may have carried a grant or a `Done`).

@@ -1,9 +1,9 @@
 //! Addresses from a fetch-add on the backup's tail, then a write (rowan §3.2.1): two round trips
 //! per record.
 //!
-//! All senders of a backup write one current segment. Whoever finds it full says so; the backup
-//! then gives everybody the next one. Every sender gives the old one back once it has nothing under
-//! way there.
+//! All senders of a backup write one current segment. The first sender to find it full says so; the
+//! backup then gives everybody the next one. Every sender gives the old one back once it has
+//! nothing in flight there.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -34,9 +34,9 @@ struct Waiting {
 /// A sender's view of a backup's log.
 pub(crate) struct FaaLog {
     current: Option<Grant>,
-    /// The epoch of the segment that the backup was told is full.
+    /// The epoch of the segment that was reported to the backup as full.
     told: u64,
-    /// Blocks whose fetch-add is under way, and in which segment; their places are the tickets.
+    /// Blocks whose fetch-add is in flight, and in which segment; their places are the tickets.
     adding: Vec<Option<(Waiting, Grant)>>,
     free: Vec<u64>,
     waiting: VecDeque<Waiting>,
@@ -58,10 +58,10 @@ impl FaaLog {
             let len = block_bytes(block.payload.len()) as u64;
             let ticket = self.free.pop().unwrap_or(self.adding.len() as u64);
             link.add(&grant, tail, len, ticket);
-            let under_way = Some((block, grant));
+            let in_flight = Some((block, grant));
             match self.adding.get_mut(ticket as usize) {
-                Some(place) => *place = under_way,
-                None => self.adding.push(under_way),
+                Some(place) => *place = in_flight,
+                None => self.adding.push(in_flight),
             }
         }
     }
@@ -260,7 +260,7 @@ impl FaaKeeper {
         self.finish(sessions, segment);
     }
 
-    /// A segment is used when it is not the current one and nobody may write it.
+    /// A segment is used when it is not the current one and no sender may write it.
     fn finish(&mut self, sessions: &mut Sessions, segment: u32) {
         let held = self.holders.keys().any(|(_, of)| *of == segment);
         if self.current != Some(segment) && !held {

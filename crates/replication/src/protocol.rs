@@ -94,7 +94,7 @@ pub struct SenderId {
     pub worker: u32,
 }
 
-/// The appending side: one per worker, with an endpoint of its own.
+/// The appending side: one per worker, with its own endpoint.
 pub trait Sender: Send {
     /// Which protocol this is.
     fn protocol(&self) -> Protocol;
@@ -156,7 +156,7 @@ pub enum Outcome {
     },
 }
 
-/// The keeping side: one per server, with an endpoint of its own. Its thread does what a protocol's
+/// The keeping side: one per server, with its own endpoint. Its thread does what a protocol's
 /// control thread does (rowan §4.3); for one-sided protocols nothing of it is in any record's way.
 pub trait Backup: Send {
     /// Which protocol this is.
@@ -165,7 +165,7 @@ pub trait Backup: Send {
     /// Where senders reach it.
     fn address(&self) -> Address;
 
-    /// Answers control messages, posts segments, finds used ones (and, for `rpc`, appends). Answers
+    /// Answers control messages, posts segments, finds used ones (and, for `rpc`, appends). Returns
     /// whether there was anything to do. Never waits.
     fn step(&mut self, now_us: u64) -> bool;
 
@@ -227,8 +227,9 @@ pub struct BackupStats {
 /// Why a protocol refused a call.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicationError {
-    /// Too much is under way, or a remote log is full: poll, then try again. Nothing was done.
-    #[error("too many records are under way")]
+    /// Too many records are in flight, or a remote log is full: poll, then try again. Nothing was
+    /// done.
+    #[error("too many records are in flight")]
     Busy,
     /// The backup is not open, or was lost.
     #[error("backup {0:?} is not open")]

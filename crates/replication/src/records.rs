@@ -1,4 +1,4 @@
-//! Records under way, and how many parts of each are missing: one per backup, or one per block and
+//! Records in flight, and how many parts of each are missing: one per backup, or one per block and
 //! backup. Pure.
 
 /// Numbers of records are used again, once the last part of a record has been counted: each part is
@@ -16,7 +16,7 @@ struct Record {
 }
 
 impl Records {
-    /// How many are under way. Senders bound it.
+    /// How many are in flight. Senders bound it.
     pub fn len(&self) -> usize {
         self.all.len() - self.free.len()
     }
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(records.len(), 0);
     }
 
-    /// A failed record's number is nobody else's while a backup may still answer for it.
+    /// A failed record's number is not reused while a backup may still answer for it.
     #[test]
     fn a_record_fails_once_and_keeps_its_number_until_all_have_answered() {
         let mut records = Records::default();

@@ -1,6 +1,6 @@
 //! Records as messages: the backup's own thread appends them and answers. The baseline whose backup
-//! has work to do (rowan §6.1). Whether that thread polls or sleeps between records is up to
-//! whoever runs it: [`Backup::step`](crate::Backup::step) in a loop, or
+//! has work to do (rowan §6.1). Whether that thread polls or sleeps between records is up to the
+//! program that runs it: [`Backup::step`](crate::Backup::step) in a loop, or
 //! [`Backup::wait`](crate::Backup::wait) between the steps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -71,7 +71,7 @@ fn too_large(segment_bytes: u64, len: usize) -> Option<String> {
     (len > max).then(why)
 }
 
-/// The backup's side: one log of its own for all senders.
+/// The backup's side: a single log for all senders.
 #[derive(Default)]
 pub(crate) struct RpcKeeper {
     current: Option<u32>,

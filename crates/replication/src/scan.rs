@@ -89,7 +89,7 @@ fn belongs(entry: &Entry, block: &Block) -> bool {
         Owner::Sender(owner) => origin.sender == owner && origin.term == entry.term,
         Owner::Server(server) => origin.sender.server == server && origin.term == entry.term,
         Owner::BackupLog => true,
-        Owner::Nobody | Owner::Worker(_) | Owner::Cleaner(_) => false,
+        Owner::None | Owner::Worker(_) | Owner::Cleaner(_) => false,
     }
 }
 

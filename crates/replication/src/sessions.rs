@@ -101,7 +101,7 @@ pub(crate) struct Sessions {
     endpoint: Box<dyn Endpoint>,
     config: BackupConfig,
     sessions: BTreeMap<ConnectionId, Session>,
-    /// Sessions that ended and whose keeper has not been told.
+    /// Sessions that ended and whose keeper has not been notified.
     ended: Vec<(ConnectionId, Identity)>,
     used: Vec<UsedSegment>,
 }
@@ -131,7 +131,8 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// Segments of an earlier life: no registration of it is left, so nobody writes them any more.
+    /// Segments of an earlier life: no registration of it is left, so no sender writes them any
+    /// more.
     fn take_over(&mut self) {
         let left = self.memory.in_order(|entry| {
             let written = matches!(entry.state, SegmentState::Using | SegmentState::Used);
@@ -153,7 +154,7 @@ impl Sessions {
         self.used.push(UsedSegment { segment, owner });
     }
 
-    /// Nobody will write this segment again.
+    /// No sender will write this segment again.
     pub fn segment_used(&mut self, segment: u32) {
         if self.memory.transition(segment, SegmentState::Used).is_ok() {
             self.stats.segments_used += 1;
@@ -198,7 +199,7 @@ impl Sessions {
     /// Ends a registration.
     ///
     /// # Errors
-    /// An operation under way may still take effect: the segment is not used yet.
+    /// An operation in flight may still take effect: the segment is not used yet.
     pub fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
         self.endpoint.revoke(key)
     }
@@ -299,7 +300,7 @@ impl Sessions {
         self.answer(connection, &ToSender::Opened { stream });
     }
 
-    /// Sends what the fabric takes; answers whether anything was sent.
+    /// Sends what the fabric takes; returns whether anything was sent.
     fn drain(&mut self) -> bool {
         let mut sent = false;
         let mut broken = Vec::new();
@@ -359,7 +360,7 @@ impl<K: BackupProtocol> LogBackup<K> {
         self.tell_ended();
     }
 
-    /// Keepers may end further sessions while they are told.
+    /// Keepers may end further sessions while they are notified.
     fn tell_ended(&mut self) {
         while let Some((connection, who)) = self.sessions.ended.pop() {
             self.keeper.gone(&mut self.sessions, connection, who);

@@ -2,8 +2,8 @@
 //! (rowan §6.1).
 //!
 //! A worker that fails between taking an address and writing leaves a hole, which scanners skip. A
-//! segment is given back by whoever ends the last write to it; the backup revokes its registration
-//! before it counts as used, so a write that was given up cannot land later.
+//! segment is given back by the worker that ends the last write to it; the backup revokes its
+//! registration before it counts as used, so a write that was given up cannot land later.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,8 +43,8 @@ struct SharedSegment {
     grant: Grant,
     /// The local atomic: where the next block goes; beyond the segment's end once it is full.
     tail: AtomicU64,
-    /// Reservations and writes under way, and one more until the first that found no room: nobody
-    /// finds any after that.
+    /// Reservations and writes in flight, and one more until the first that found no room: no
+    /// worker finds any after that.
     writers: AtomicU64,
     /// Whether it is on its way back to the backup.
     told: AtomicBool,
@@ -209,7 +209,7 @@ pub(crate) struct ShareLog {
     /// Asked for over this link and not granted yet.
     wanted: usize,
     segment: Option<Arc<SharedSegment>>,
-    /// Segments with writes of this worker's under way, and how many.
+    /// Segments with writes of this worker in flight, and how many.
     writing: Vec<(Arc<SharedSegment>, u64)>,
     waiting: VecDeque<Waiting>,
 }
@@ -243,7 +243,7 @@ impl ShareLog {
         self.segment.is_some()
     }
 
-    /// Writes a block at an address of its own; `false` when there is no segment to have one in.
+    /// Writes a block at its own address; `false` when there is no segment to have one in.
     fn place(
         &mut self,
         link: &mut Link,
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(log.enter(&segment, BLOCK), Some(0));
         log.leave(&segment);
         assert_eq!(log.enter(&segment, BLOCK), Some(BLOCK));
-        // Full to the last byte, which nobody knows yet.
+        // Full to the last byte, which no worker knows yet.
         assert_eq!(log.enter(&segment, BLOCK), None);
         assert_eq!(log.enter(&segment, BLOCK), None);
         assert_eq!(given_back(&log), 0);
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(given_back(&log), 1);
     }
 
-    /// Takes every place that is left, then ends the writes; answers whether none was too late.
+    /// Takes every place that is left, then ends the writes; returns whether none was too late.
     fn fill(log: &SharedLog, segment: &SharedSegment) -> bool {
         let mut writes = 0;
         while log.enter(segment, BLOCK).is_some() {

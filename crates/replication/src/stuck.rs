@@ -1,5 +1,5 @@
 //! Revocations that failed: a process is in the middle of an operation and does not get on. What it
-//! may write stays granted, and is asked for again now and then.
+//! may write stays granted, and is revoked again periodically.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;

@@ -104,7 +104,7 @@ fn is_durable(outcomes: &[Outcome]) -> bool {
         .any(|it| matches!(it, Outcome::Durable { .. }))
 }
 
-/// Appends once it can be done; answers whether the record became durable.
+/// Appends once it can be done; returns whether the record became durable.
 fn append(world: &mut World, sender: usize, is_taken: &mut bool) -> bool {
     let mut outcomes = Vec::new();
     for _ in 0..10 {
@@ -172,8 +172,8 @@ fn a_record_of_too_many_blocks_is_refused() {
         let told = world.run(sender);
         assert_eq!(is_durable(&told), is_stored, "{told:?}");
         assert_eq!(world.holds(&record), is_stored);
-        let is_told =
+        let is_reported =
             |it: &Outcome| matches!(it, Outcome::Lost { why, .. } if why.contains("the most"));
-        assert_eq!(told.iter().any(is_told), !is_stored, "{told:?}");
+        assert_eq!(told.iter().any(is_reported), !is_stored, "{told:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! A bank in group memory over shared memory, between processes that are killed with SIGKILL:
 //! clients in the middle of transactions, members under load. Whatever dies, no money is made or
-//! lost, members end up alike, and what a client was told is committed stays.
+//! lost, members end up alike, and what was reported to a client as committed stays.
 //!
 //! `CYCLONE_SEED=n` repeats the choices; which instruction a kill meets is the machine's.
 //! `CYCLONE_KILLS=n` runs longer.
@@ -55,7 +55,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     value.unwrap_or(otherwise)
 }
 
-/// Not a test of its own, but the other processes of the one below.
+/// Not a test, but the other processes of the one below.
 #[test]
 #[ignore = "the other processes of the test in this file"]
 fn other_process() {
@@ -80,7 +80,7 @@ fn say(line: &str) {
     }
 }
 
-/// Registers and revokes as it is told, and sleeps otherwise: operations need nothing of it.
+/// Registers and revokes as it is instructed, and sleeps otherwise: operations need nothing of it.
 fn be_member(directory: &Path, name: &str, kept: bool) {
     let config = ShmConfig {
         memory: if kept { Memory::Kept } else { Memory::Zeroed },
@@ -284,13 +284,13 @@ struct Member {
     address: String,
 }
 
-struct Teller {
+struct TransferClient {
     process: Other,
-    /// The last transfer that it was told is committed.
+    /// The last transfer that was reported to it as committed.
     acknowledged: u64,
 }
 
-impl Teller {
+impl TransferClient {
     fn take(&mut self, line: &str) {
         if let Some(count) = line.strip_prefix("ack ") {
             self.acknowledged = count.parse().expect("a count");
@@ -324,8 +324,8 @@ impl Teller {
 struct Bank {
     directory: tempfile::TempDir,
     members: Vec<Member>,
-    tellers: Vec<Teller>,
-    /// By client: what any of its lives was told.
+    transfer_clients: Vec<TransferClient>,
+    /// By client: what was reported to any of its lives.
     promised: [u64; CLIENTS as usize],
     dice: Dice,
     names: u32,
@@ -350,7 +350,7 @@ impl Bank {
         }
     }
 
-    /// A client's keys at all members, as it is told them.
+    /// A client's keys at all members, as it receives them.
     fn grant(&mut self, client: u32) -> String {
         let token = self.dice.below(u64::MAX);
         let mut keys = Vec::new();
@@ -380,14 +380,14 @@ impl Bank {
         open(self.directory.path(), &name, &keys)
     }
 
-    fn start_teller(&mut self, client: u32) -> Teller {
+    fn start_transfer_client(&mut self, client: u32) -> TransferClient {
         let keys = self.grant(client);
         let name = self.name("client");
         let mut process = Other::start(self.directory.path(), "client", &name, &client.to_string());
         let seed = self.dice.below(1 << 40);
         process.tell(&format!("{seed} {keys}"));
         process.hear("attached");
-        Teller {
+        TransferClient {
             process,
             acknowledged: self.promised[client as usize],
         }
@@ -395,16 +395,16 @@ impl Bank {
 
     fn open_for_business(&mut self) {
         for client in 0..CLIENTS {
-            let teller = self.start_teller(client);
-            self.tellers.push(teller);
+            let client_process = self.start_transfer_client(client);
+            self.transfer_clients.push(client_process);
         }
     }
 
     /// A client dies in the middle of whatever it does; the others go on while it is recovered.
     fn kill_a_client(&mut self) {
         let victim = self.dice.below(u64::from(CLIENTS)) as usize;
-        self.tellers[victim].process.kill();
-        self.promised[victim] = self.tellers[victim].last_words();
+        self.transfer_clients[victim].process.kill();
+        self.promised[victim] = self.transfer_clients[victim].last_words();
         self.fence(&format!(" {victim}"));
         let io = self.operator();
         let recovered = block_on(recover_client(&io, victim as u32)).expect("recovery");
@@ -415,9 +415,9 @@ impl Bank {
         let told = self.promised[victim];
         assert!(
             (told..=told + 1).contains(&count),
-            "client {victim} was told {told}, finds {count}"
+            "client {victim} received {told}, finds {count}"
         );
-        self.tellers[victim] = self.start_teller(victim as u32);
+        self.transfer_clients[victim] = self.start_transfer_client(victim as u32);
     }
 
     /// A member dies, and with it the group; it comes back with its memory, or is left out, or a
@@ -426,12 +426,12 @@ impl Bank {
         let victim = self.dice.below(self.members.len() as u64) as usize;
         self.members[victim].process.kill();
         let fate = self.dice.below(3);
-        for (teller, client) in self.tellers.iter_mut().zip(0..) {
-            let end = teller.process.child.wait().expect("ended");
+        for (client_process, client) in self.transfer_clients.iter_mut().zip(0..) {
+            let end = client_process.process.child.wait().expect("ended");
             assert_eq!(end.code(), Some(BROKEN), "client {client}");
-            self.promised[client] = teller.last_words();
+            self.promised[client] = client_process.last_words();
         }
-        self.tellers.clear();
+        self.transfer_clients.clear();
         let name = self.members.remove(victim).name;
         let member = match fate {
             0 => Some(self.start_member(&name, true)),
@@ -446,7 +446,7 @@ impl Bank {
         self.recover_all(&format!("member {victim} killed, fate {fate}"));
         if is_left_out {
             self.open_for_business();
-            self.tellers[0].wait_for_progress();
+            self.transfer_clients[0].wait_for_progress();
             self.close();
             // It comes back with what it had when it died: too old to be believed.
             let member = self.start_member(&name, true);
@@ -458,11 +458,11 @@ impl Bank {
 
     /// Ends all clients, in the middle of whatever they do.
     fn close(&mut self) {
-        for (teller, client) in self.tellers.iter_mut().zip(0..) {
-            teller.process.kill();
-            self.promised[client] = teller.last_words();
+        for (client_process, client) in self.transfer_clients.iter_mut().zip(0..) {
+            client_process.process.kill();
+            self.promised[client] = client_process.last_words();
         }
-        self.tellers.clear();
+        self.transfer_clients.clear();
     }
 
     fn recover_all(&mut self, why: &str) {
@@ -473,7 +473,7 @@ impl Bank {
         self.check();
     }
 
-    /// Nobody is at work: all members are alike, and nothing is missing.
+    /// No client is at work: all members are alike, and nothing is missing.
     fn check(&self) {
         let images: Vec<Vec<u8>> = self.members.iter().map(|m| self.image(&m.name)).collect();
         let layout = Layout::decode(&images[0], MEMORY_BYTES).expect("a layout");
@@ -496,7 +496,7 @@ impl Bank {
             }
             assert!(
                 (told..=told + 1).contains(&count),
-                "client {client} was told {told}, finds {count}"
+                "client {client} received {told}, finds {count}"
             );
         }
     }
@@ -522,7 +522,7 @@ fn bank(seed: u64) -> Bank {
     let mut bank = Bank {
         directory: directory.expect("directory"),
         members: Vec::new(),
-        tellers: Vec::new(),
+        transfer_clients: Vec::new(),
         promised: [0; CLIENTS as usize],
         dice: Dice(seed),
         names: 0,
@@ -554,11 +554,11 @@ fn money_survives_the_death_of_clients_and_members() {
     let mut bank = bank(seed);
     bank.open_for_business();
     for n in 0..kills {
-        for teller in &mut bank.tellers {
-            teller.catch_up();
+        for client_process in &mut bank.transfer_clients {
+            client_process.catch_up();
         }
         let client = bank.dice.below(u64::from(CLIENTS)) as usize;
-        bank.tellers[client].wait_for_progress();
+        bank.transfer_clients[client].wait_for_progress();
         std::thread::sleep(Duration::from_micros(bank.dice.below(3_000)));
         if n % 4 == 3 {
             bank.kill_a_member();
@@ -572,5 +572,8 @@ fn money_survives_the_death_of_clients_and_members() {
     let (replayed, unlocked) = (bank.replayed, bank.unlocked);
     println!("{replayed} records replayed, {unlocked} locks broken");
     assert!(bank.promised.iter().sum::<u64>() > kills);
-    assert!(unlocked > 0, "nobody was killed in the middle of anything");
+    assert!(
+        unlocked > 0,
+        "no process was killed in the middle of anything"
+    );
 }

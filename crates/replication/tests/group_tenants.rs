@@ -294,7 +294,7 @@ fn transactions_run_over_a_naive_chain() {
     }
 }
 
-/// Two clients of one tenant have tokens of their own: one is declared dead, and the other goes on.
+/// Two clients of one tenant have separate tokens: one is declared dead, and the other goes on.
 #[test]
 fn one_clients_end_is_not_anothers() {
     let directory = tempfile::tempdir().expect("directory");

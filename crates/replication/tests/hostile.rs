@@ -273,7 +273,7 @@ fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
     let endpoint = Box::new(fabric.endpoint_with("honest", 4096));
     let mut honest = sender(protocol, endpoint, SenderConfig::new(me, 1, TOKEN)).expect("sender");
     honest.open(BackupId(0), &address("liar")).expect("open");
-    let mut under_way = std::collections::HashSet::new();
+    let mut in_flight = std::collections::HashSet::new();
     let mut durable = 0;
     for n in 0..400 {
         let tail = match random.below(2) {
@@ -298,7 +298,7 @@ fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
         }
         let record = vec![n as u8; random.below(9000) as usize];
         if honest.append(&[BackupId(0)], &record, n).is_ok() {
-            under_way.insert(n);
+            in_flight.insert(n);
         }
         let mut outcomes = Vec::new();
         honest.poll(fabric.now_ns() / 1000, &mut outcomes);
@@ -306,10 +306,10 @@ fn shout_at_sender(protocol: Protocol, seed: u64) -> u64 {
             match outcome {
                 Outcome::Durable { context } => {
                     durable += 1;
-                    assert!(under_way.remove(&context), "{protocol}, seed {seed}");
+                    assert!(in_flight.remove(&context), "{protocol}, seed {seed}");
                 }
                 Outcome::Failed { context, .. } => {
-                    assert!(under_way.remove(&context), "{protocol}, seed {seed}");
+                    assert!(in_flight.remove(&context), "{protocol}, seed {seed}");
                 }
                 Outcome::Lost { .. } => {
                     let _ = honest.open(BackupId(0), &address("liar"));

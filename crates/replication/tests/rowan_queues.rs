@@ -34,7 +34,7 @@ fn open_sender(fabric: &SimFabric, server: u32) -> RowanSender {
     sender
 }
 
-/// Different for every number, and now and then longer than a block.
+/// Different for every number, and sometimes longer than a block.
 fn record(number: u64, max_block: usize) -> Vec<u8> {
     let len = if number.is_multiple_of(7) {
         max_block + 200
@@ -206,8 +206,8 @@ fn power_fails_while_the_queue_changes() {
     }
 }
 
-/// A sender that has nothing to send is told of every queue all the same, and appends to the newest
-/// when it has.
+/// A sender that has nothing to send is notified of every queue all the same, and appends to the
+/// newest when it has.
 #[test]
 fn an_idle_sender_goes_along() {
     let mut world = World::new(1);

@@ -42,7 +42,7 @@ fn poll(sender: &mut RowanSender, now_us: u64) -> Vec<Outcome> {
     outcomes
 }
 
-/// Lets everybody do what they can until something is told.
+/// Lets everybody do what they can until something is reported.
 fn until_told(fabric: &SimFabric, sender: &mut RowanSender, backup: &mut RowanBackup) -> Outcome {
     for _ in 0..1_000 {
         let now_us = fabric.now_ns() / 1000;
@@ -52,7 +52,7 @@ fn until_told(fabric: &SimFabric, sender: &mut RowanSender, backup: &mut RowanBa
         }
         fabric.run_for(5_000);
     }
-    panic!("nothing was told");
+    panic!("nothing was reported");
 }
 
 fn copies(backup: &RowanBackup) -> usize {

@@ -443,7 +443,7 @@ proptest! {
 /// A payload that holds perfect blocks and objects, even under the right seed, is a payload: whole
 /// records are never looked into.
 #[test]
-fn the_inside_of_a_whole_record_is_not_looked_at() {
+fn the_inside_of_a_whole_record_is_not_scanned() {
     for protocol in BLOCKS.into_iter().chain([Protocol::Tailwind]) {
         let mut memory = memory(protocol);
         let (segment, seed) = allocate(&mut memory);

@@ -43,12 +43,12 @@ struct Trouble {
 
 impl Trouble {
     fn is_stuck(&self, key: &MemoryKey) -> bool {
-        let stays = self.stays.lock().expect("nobody panicked");
+        let stays = self.stays.lock().expect("no thread panicked");
         self.is_stuck.load(Ordering::Relaxed) || stays.contains(&key.id)
     }
 
     fn registered(&self) -> Vec<u64> {
-        self.registered.lock().expect("nobody panicked").clone()
+        self.registered.lock().expect("no thread panicked").clone()
     }
 }
 
@@ -86,7 +86,7 @@ impl Endpoint for PendingRevocations {
             return Err(FabricError::Limit { what, limit });
         }
         let key = self.inner.register(offset, len, access, token)?;
-        let mut registered = self.trouble.registered.lock().expect("nobody panicked");
+        let mut registered = self.trouble.registered.lock().expect("no thread panicked");
         registered.push(key.id);
         Ok(key)
     }
@@ -307,7 +307,7 @@ fn one_that_stays_stuck_keeps_no_other_waiting() {
         }
         assert_eq!(world.used(), 0, "{protocol}");
         // Attempts come 2 s apart.
-        let mut stays = world.trouble.stays.lock().expect("nobody panicked");
+        let mut stays = world.trouble.stays.lock().expect("no thread panicked");
         stays.push(held[0]);
         drop(stays);
         world.trouble.is_stuck.store(false, Ordering::Relaxed);

@@ -157,7 +157,7 @@ fn a_replacement_is_given_the_lost_buffer() {
     panic!("the replacement never opened");
 }
 
-/// With a candidate nobody is told of the loss: records under way become durable at the candidate,
+/// With a candidate the loss is not reported: records in flight become durable at the candidate,
 /// behind the old ones.
 #[test]
 fn a_candidate_takes_a_lost_backups_place() {
@@ -304,8 +304,8 @@ fn archived(directory: &Path) -> Vec<u64> {
     numbers
 }
 
-/// The archive is full of buffers that nobody released: no more are granted, senders are held back,
-/// nothing is lost; and all goes on once one is released.
+/// The archive is full of buffers that were not released: no more are granted, senders are held
+/// back, nothing is lost; and all goes on once one is released.
 #[test]
 fn a_full_archive_holds_senders_back() {
     let directory = tempfile::tempdir().expect("directory");
@@ -453,7 +453,7 @@ fn a_record_larger_than_a_buffer_is_refused() {
 }
 
 /// A candidate that was lost may take over again after a while: a machine that comes back is not
-/// shunned for ever.
+/// shunned permanently.
 #[test]
 fn a_candidate_that_came_back_is_tried_again() {
     let fabric = fabric();

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 use cyclone_gateway::MemberRequest as Change;
 use cyclone_node::login::Login;
 
+use crate::node_address::{self, ChosenNode, NodeAddress};
 use crate::{backup, change, clock, ctl, members, pmkv, resp};
 
 /// `cyclone ctl`.
@@ -21,16 +22,28 @@ pub struct Arguments {
 /// Which cluster, and how to get in.
 #[derive(Args)]
 struct Access {
-    /// The Redis port of any node.
-    #[arg(long, default_value = "127.0.0.1:7101")]
-    connect: SocketAddr,
+    /// The Redis port of any node: its address or host name, and the port. Of several, separated by
+    /// commas, and of several addresses of a name the first that accepts a connection.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:7101",
+        value_delimiter = ','
+    )]
+    connect: Vec<NodeAddress>,
     #[command(flatten)]
     login: Login,
 }
 
 impl Access {
-    fn read(&self) -> Result<resp::Access> {
-        self.login.read()
+    /// Which node, and how to get in.
+    fn read(&self) -> Result<(SocketAddr, resp::Access)> {
+        let mut access = self.login.read()?;
+        let ChosenNode { address, name } = node_address::choose(&self.connect)?;
+        if let (Some(tls), Some(name)) = (&mut access.tls, name) {
+            tls.set_name(address, name);
+        }
+        Ok((address, access))
     }
 }
 
@@ -180,7 +193,8 @@ impl MemberCommand {
     fn run(self) -> Result<()> {
         let (change, asking) = match self {
             MemberCommand::List { access, json } => {
-                return members::list(access.connect, &access.read()?, json);
+                let (connect, access) = access.read()?;
+                return members::list(connect, &access, json);
             }
             MemberCommand::Add { new, asking } => {
                 let NewMember { id, packet, redis } = new;
@@ -214,9 +228,9 @@ impl MemberCommand {
                 (change, asking)
             }
         };
-        let access = &asking.access;
+        let (connect, access) = asking.access.read()?;
         let patience = Duration::from_secs(asking.wait);
-        change::run(access.connect, &access.read()?, &change, patience)
+        change::run(connect, &access, &change, patience)
     }
 }
 
@@ -261,7 +275,7 @@ enum SnapshotCommand {
     },
 }
 
-/// A moment after a snapshot.
+/// A point in time after a snapshot.
 #[derive(Args)]
 struct PointArgs {
     /// A directory of archive files (`serve --archive`); give all nodes' that there are.
@@ -296,13 +310,16 @@ impl SnapshotCommand {
                 access,
                 mib_per_second,
                 json,
-            } => backup::save::run(&backup::save::Arguments {
-                connect: access.connect,
-                access: access.read()?,
-                file,
-                mib_per_second,
-                json,
-            }),
+            } => {
+                let (connect, access) = access.read()?;
+                backup::save::run(&backup::save::Arguments {
+                    connect,
+                    access,
+                    file,
+                    mib_per_second,
+                    json,
+                })
+            }
             SnapshotCommand::Show { file, point, json } => {
                 backup::show(&file, point.read()?.as_ref(), json)
             }
@@ -328,14 +345,15 @@ impl Arguments {
         match self.command {
             CtlCommand::Pmkv(command) => pmkv::ctl::run(&command),
             CtlCommand::Status { access, json } => {
-                ctl::status(access.connect, &access.read()?, json)
+                let (connect, access) = access.read()?;
+                ctl::status(connect, &access, json)
             }
             CtlCommand::Clock {
                 command: ClockCommand::Reset { asking },
             } => {
-                let access = &asking.access;
+                let (connect, access) = asking.access.read()?;
                 let patience = Duration::from_secs(asking.wait);
-                clock::reset(access.connect, &access.read()?, patience)
+                clock::reset(connect, &access, patience)
             }
             CtlCommand::Member { command } => command.run(),
             CtlCommand::Snapshot { command } => command.run(),

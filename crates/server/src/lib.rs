@@ -6,7 +6,7 @@
 pub mod control;
 
 pub use cyclone_node::{
-    access, backup, change, clock, cluster, config, ctl, demo, durable, logtool, members, metrics,
-    program, recover, reload, repair, resp, serve, signals, told,
+    access, backup, change, clock, cluster, config, ctl, demo, durable, error_text, logtool,
+    members, metrics, node_address, program, recover, reload, repair, resp, serve, signals,
 };
 pub use cyclone_pmkv_node as pmkv;

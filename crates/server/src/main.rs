@@ -10,7 +10,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cyclone::program::{self, stop_flag};
+use cyclone::program;
+use cyclone::signals::stop_flag;
 use cyclone::{cluster, control, demo, logtool, pmkv, recover};
 use rustix::fs::Mode;
 
@@ -29,9 +30,9 @@ enum Command {
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that
     /// nothing is lost.
     Demo(Demo),
-    /// Look at a running cluster.
+    /// Inspect a running cluster.
     Ctl(control::Arguments),
-    /// Look at what a stopped node's region and flash hold, and mend it. Not for pmkv.
+    /// Inspect what a stopped node's region and flash hold, and repair it. Not for pmkv.
     Log(logtool::Arguments),
     /// Engines rocksdb and memory: make a new cluster of one member from what one replica of a lost
     /// cluster has. The last resort, see docs/operations.md.
@@ -106,7 +107,7 @@ enum ClusterCommand {
 static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 fn main() -> ExitCode {
-    program::run(program::CYCLONE, || run(Cli::parse()))
+    program::run(program::CYCLONE, || run(program::parse()))
 }
 
 fn run(cli: Cli) -> Result<()> {
@@ -139,8 +140,8 @@ fn run(cli: Cli) -> Result<()> {
                 logs,
                 ..cluster::Options::default()
             };
-            // A signal must not end this between the start of the nodes and their description:
-            // nobody could end them.
+            // A signal must not end this between the start of the nodes and their description: no
+            // program could end them.
             let _ignored = stop_flag()?;
             cluster::start_and_describe(&directory, &options)
         }
@@ -189,7 +190,7 @@ fn run_demo(arguments: Demo) -> Result<()> {
                 replication: arguments.replication.unwrap_or_else(|| "rowan".into()),
                 lease_ms: arguments.lease_ms,
             },
-            &stop_flag()?,
+            stop_flag()?,
         );
     }
     demo::run(
@@ -200,6 +201,6 @@ fn run_demo(arguments: Demo) -> Result<()> {
             engine: arguments.engine,
             logs: arguments.logs.unwrap_or(1),
         },
-        &stop_flag()?,
+        stop_flag()?,
     )
 }

@@ -4,12 +4,14 @@ use std::env::VarError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone::pmkv::file::ClusterFile;
 use cyclone::reload::{self, Reloader, Renewals, SetFilter};
-use cyclone::{access, config, pmkv, serve, signals};
+use cyclone::signals::{self, Taken};
+use cyclone::{access, config, pmkv, serve};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Args)]
@@ -38,8 +40,8 @@ pub struct Serve {
     /// cluster is created.
     #[arg(long)]
     bootstrap: bool,
-    /// Take an empty directory and region as a new replica of a cluster that exists, which is told
-    /// of it by `ctl member add`. Give it once, and never for an id that has run before.
+    /// Take an empty directory and region as a new replica of a cluster that exists, which adds it
+    /// by `ctl member add`. Give it once, and never for an id that has run before.
     #[arg(long, conflicts_with = "bootstrap")]
     join: bool,
     /// Only read and check the configuration.
@@ -55,7 +57,7 @@ pub struct Serve {
     #[arg(long)]
     flash: Option<PathBuf>,
     /// Overrides node.flash_bytes.
-    #[arg(long)]
+    #[arg(long, value_parser = config::syntax::parse_bytes)]
     flash_bytes: Option<u64>,
     /// Overrides node.archive: directory into which committed entries are archived, for a restore
     /// to a point in time.
@@ -75,7 +77,7 @@ pub struct Serve {
     /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
     #[arg(long)]
     store: Option<String>,
-    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
+    /// Overrides cluster.logs: number of physical logs, the same on all nodes permanently.
     #[arg(long)]
     logs: Option<u16>,
     /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each
@@ -85,6 +87,10 @@ pub struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
+    /// Overrides node.priority_boost: whether a thread watches each loop and raises its priority
+    /// where others keep it from its CPU.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    priority_boost: Option<bool>,
     /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
@@ -130,9 +136,10 @@ enum LogFormat {
 /// # Errors
 /// What is wrong with it; why it cannot go on.
 pub fn run(arguments: &Serve) -> Result<()> {
+    let signals = signals::take()?;
     let set_filter = write_log(arguments.log_format)?;
     if arguments.engine.as_deref() == Some("pmkv") {
-        return serve_pmkv(arguments, set_filter);
+        return serve_pmkv(arguments, set_filter, signals);
     }
     let for_pmkv = [
         ("--replication", arguments.replication.is_some()),
@@ -182,6 +189,9 @@ pub fn run(arguments: &Serve) -> Result<()> {
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
     }
+    if let Some(priority_boost) = arguments.priority_boost {
+        file.node.priority_boost = priority_boost;
+    }
     if let Some(transport) = &arguments.transport {
         file.cluster.transport.clone_from(transport);
     }
@@ -203,13 +213,13 @@ pub fn run(arguments: &Serve) -> Result<()> {
         (_, true) => serve::Beginning::Join,
         _ => serve::Beginning::None,
     };
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         serve::check(&file, beginning)?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let path = arguments.config.clone();
     let read_filter = move || match &path {
@@ -222,7 +232,10 @@ pub fn run(arguments: &Serve) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     serve::run(&file, beginning, &stop, renewals)
 }
 
@@ -268,6 +281,7 @@ impl Serve {
             ("--logs", self.logs.is_some()),
             ("--log-threads", self.log_threads.is_some()),
             ("--polling", self.polling.is_some()),
+            ("--priority-boost", self.priority_boost.is_some()),
             ("--transport", self.transport.is_some()),
             ("--interface", self.interface.is_some()),
             ("--queues", self.queues.is_some()),
@@ -293,7 +307,7 @@ fn write_log(format: LogFormat) -> Result<SetFilter> {
     let filter = reload::filter_of(None)?.unwrap_or_else(|| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Where nobody reads standard error any more, a complaint there about that would end the
+        // Where standard error has no reader any more, a complaint there about that would end the
         // thread.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
@@ -331,7 +345,16 @@ fn end_with_parent(arguments: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
+/// Whether a signal has ended the node before it made or opened anything.
+fn has_ended_early(stop: &AtomicBool) -> bool {
+    let has_ended = stop.load(Ordering::Relaxed);
+    if has_ended {
+        tracing::info!("this node has ended in order, before it opened anything");
+    }
+    has_ended
+}
+
+fn serve_pmkv(arguments: &Serve, set_filter: SetFilter, signals: Taken) -> Result<()> {
     arguments.refuse(
         &arguments.not_for_pmkv(),
         "--engine pmkv: its servers are what the cluster's file says",
@@ -350,12 +373,12 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
         protected_mode: arguments.protected_mode,
     };
     let file = pmkv::check(&serve)?;
+    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     if arguments.check {
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
-    set_filter_of(file.log.filter.as_deref(), &set_filter)?;
     let renewals = Arc::new(Renewals::default());
     let path = serve.config.clone();
     let reloader = Reloader::new(
@@ -364,6 +387,9 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter) -> Result<()> {
         Some(set_filter),
         Arc::clone(&renewals),
     );
-    let stop = signals::take(reloader)?;
+    let stop = signals.handle(reloader)?;
+    if has_ended_early(&stop) {
+        return Ok(());
+    }
     pmkv::run(&serve, &stop, renewals)
 }

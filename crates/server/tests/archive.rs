@@ -176,7 +176,7 @@ fn shown(snapshot: &Path, archive: &Path, until: &[&str]) -> serde_json::Value {
     serde_json::from_str(&said(&arguments)).expect("JSON")
 }
 
-fn to_a_moment(durability: Option<&str>, test: u16) {
+fn restore_to_a_point_in_time(durability: Option<&str>, test: u16) {
     let directory = tempfile::tempdir().expect("temporary directory");
     let (moments, snapshot, archives) = old_cluster(directory.path(), durability, test);
     let round = 17;
@@ -240,12 +240,12 @@ fn to_a_moment(durability: Option<&str>, test: u16) {
     let values: Vec<String> = ask(&mut connection, redis::cmd("MGET").arg(every));
     assert!(values.iter().all(|value| value == "99"), "{values:?}");
 
-    what_is_missing_is_told(&snapshot, &archives, &moments);
+    missing_archive_parts_are_reported(&snapshot, &archives, &moments);
 }
 
 /// Files that are damaged or missing are named, with the entries that they should hold; another
 /// node's archive heals.
-fn what_is_missing_is_told(snapshot: &Path, archives: &[PathBuf], moments: &[u64]) {
+fn missing_archive_parts_are_reported(snapshot: &Path, archives: &[PathBuf], moments: &[u64]) {
     let whole = shown(snapshot, &archives[0], &[]);
     let log = 1;
     let last = whole["point"]["logs"][log]["applied"]
@@ -360,18 +360,18 @@ fn goes_on_once_it_is_back(cluster: &LocalCluster, archive: &Path, away: &Path) 
 }
 
 #[test]
-fn a_cluster_is_brought_to_a_moment_between_two_writes() {
-    to_a_moment(None, 0);
+fn a_cluster_is_restored_to_a_time_between_two_writes() {
+    restore_to_a_point_in_time(None, 0);
 }
 
 #[test]
 fn the_same_with_a_second_level() {
-    to_a_moment(Some("nvm"), 1);
+    restore_to_a_point_in_time(Some("nvm"), 1);
 }
 
 #[test]
 fn the_same_where_flash_is_the_only_durable_level() {
-    to_a_moment(Some("flash"), 3);
+    restore_to_a_point_in_time(Some("flash"), 3);
 }
 
 /// The archive's disk fails for longer than the log has room. The cluster goes on and says so; the
@@ -440,8 +440,8 @@ fn an_archive_that_cannot_be_written_stops_nothing() {
     assert!(said(&behind).contains("restored_from = "));
 }
 
-/// A node is told to end while its archive's disk fails and much waits for it: it ends as told, at
-/// once, and what was not archived is archived after its next start.
+/// A node is stopped while its archive's disk fails and much waits for it: it ends at once, and
+/// what was not archived is archived after its next start.
 #[test]
 fn a_node_whose_archive_fails_ends_as_told() {
     let directory = tempfile::tempdir().expect("temporary directory");

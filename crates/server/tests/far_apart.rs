@@ -35,17 +35,17 @@ impl Way {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut under_way = VecDeque::new();
+            let mut in_flight = VecDeque::new();
             let mut bytes = vec![0; 1 << 16];
             while !stopped.load(Ordering::Relaxed) {
-                // Nothing came, or nobody was there for what was sent before.
+                // Nothing came, or there was no receiver for what was sent before.
                 if let Ok((length, from)) = socket.recv_from(&mut bytes) {
                     let to = if from == second { first } else { second };
                     let due = Instant::now() + ONE_WAY;
-                    under_way.push_back((due, bytes[..length].to_vec(), to));
+                    in_flight.push_back((due, bytes[..length].to_vec(), to));
                 }
                 let is_due = |(due, _, _): &mut (Instant, _, _)| *due <= Instant::now();
-                while let Some((_, bytes, to)) = under_way.pop_front_if(is_due) {
+                while let Some((_, bytes, to)) = in_flight.pop_front_if(is_due) {
                     socket.send_to(&bytes, to)?;
                 }
             }
@@ -72,7 +72,7 @@ impl Drop for Way {
     }
 }
 
-/// Has each node reach each other one by a way of its own.
+/// Has each node reach each other one by a separate way.
 fn part(cluster: &LocalCluster) -> Vec<Way> {
     let mut ways = Vec::new();
     for node in &cluster.nodes {
@@ -92,7 +92,7 @@ fn part(cluster: &LocalCluster) -> Vec<Way> {
     ways
 }
 
-/// Starts a cluster of two logs and answers it with its ways, and a connection to whoever leads.
+/// Starts a cluster of two logs and returns it with its ways, and a connection to the leader.
 fn led(directory: &Path, options: Options) -> (LocalCluster, Vec<Way>, redis::Connection) {
     let options = Options {
         engine: "memory".to_owned(),
@@ -113,8 +113,8 @@ fn end(mut cluster: LocalCluster) {
     }
 }
 
-/// A round that is asked for again, because its answer takes longer than one nearby, must not be in
-/// vain.
+/// A round that is asked for again, because its answer takes longer than one nearby, must not be
+/// useless.
 #[test]
 fn reads_are_answered() {
     let directory = tempfile::tempdir().expect("temporary directory");

@@ -60,7 +60,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Whoever had files there has been killed.
+        // The processes with files there were killed.
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }
@@ -89,7 +89,7 @@ fn set(cluster: &LocalCluster, at: usize, number: u64) -> redis::RedisResult<()>
 }
 
 #[test]
-fn a_full_disk_ends_nobody_and_loses_nothing() {
+fn a_full_disk_ends_no_node_and_loses_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let Some(disk) = Disk::mount(&directory.path().join("disk"), DISK_MIB) else {
         println!("skipped: a file system cannot be mounted here (not root?)");
@@ -140,7 +140,7 @@ fn a_full_disk_ends_nobody_and_loses_nothing() {
         let pong: String = redis::cmd("PING").query(&mut connection).expect("alive");
         assert_eq!(pong, "PONG");
     }
-    // Nobody is told of a state before what is committed.
+    // No reply shows a state before what is committed.
     let leader = cluster.wait_for_leader(AT_LAST).expect("a leader");
     let mut connection = resp::connect(cluster.nodes[leader].redis, PATIENCE).expect("alive");
     let read: redis::RedisResult<Vec<u8>> = redis::cmd("GET").arg(7).query(&mut connection);

@@ -1,7 +1,7 @@
 //! Real processes, killed with SIGKILL under load, the leader and all three at once included. Every
 //! acknowledged write is there afterwards, the history of every key is linearizable, and the
 //! replicas agree byte for byte. With several logs some clients move money between accounts in
-//! different ones: whoever looks at all accounts sees that they add up.
+//! different ones: a reader of all accounts sees that they add up.
 //!
 //! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of
 //! victims.
@@ -79,7 +79,7 @@ fn balances(client: &mut Client) -> Result<Vec<Answer>, ClientError> {
     Ok(balances)
 }
 
-/// One teller: transfers between two or three accounts, and looks at all of them.
+/// One teller: transfers between two or three accounts, and reads of all of them.
 fn teller(
     mut client: Client,
     number: u64,
@@ -233,7 +233,7 @@ fn frames(cluster: &LocalCluster, node: usize) -> HashMap<String, u64> {
     answer.expect("where the frames are")
 }
 
-/// Nothing is under way any more: every frame is free, or in a log, or kept by a driver.
+/// Nothing is in progress any more: every frame is free, or in a log, or kept by a driver.
 fn no_frame_is_lost(cluster: &LocalCluster, patience: Duration) {
     let until = Instant::now() + patience;
     for node in 0..cluster.nodes.len() {
@@ -266,14 +266,14 @@ fn killed_replicas_with_several_logs_keep_gangs_whole() {
     kill_and_check(4, 0, None, 50);
 }
 
-/// The same where each log has a loop of its own, in one of two threads, and half of the clients
-/// ask it there.
+/// The same where each log has its own loop, in one of two threads, and half of the clients ask it
+/// there.
 #[test]
 fn killed_replicas_whose_logs_have_loops_keep_gangs_whole() {
     kill_and_check(4, 2, None, 50);
 }
 
-/// With a second level: what the ring has let go of comes back from flash.
+/// With a second level: what the ring has freed comes back from flash.
 #[test]
 fn killed_replicas_with_a_second_level_lose_nothing() {
     kill_and_check(1, 0, Some("nvm"), 12);
@@ -312,7 +312,7 @@ fn kill_and_check(logs: u16, log_threads: u16, durability: Option<&str>, default
     let options = Options {
         // Of this process, below the ephemeral ones: test programs may run side by side.
         first_port: 10_000 + (std::process::id() % 900) as u16 * 10,
-        // Small enough with a second level that the ring lets go of entries.
+        // Small enough with a second level that the ring frees entries.
         nvm_bytes: if durability.is_some() {
             20 << 20
         } else {

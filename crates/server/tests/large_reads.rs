@@ -79,7 +79,7 @@ fn large_reads(engine: &str, logs: u16, log_threads: u16, test: u16) {
     let (term, slow) = ("cyclone_log0_term", "cyclone_slow_reads");
     let (began, slow_before) = (number(address, term), number(address, slow));
 
-    // Another connection asks all the time, and the slowest answer is looked at.
+    // Another connection asks all the time, and the slowest answer is checked.
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let pinging = std::thread::spawn(move || {
         let mut slowest = Duration::ZERO;
@@ -126,7 +126,7 @@ fn large_reads(engine: &str, logs: u16, log_threads: u16, test: u16) {
     let count: u64 = ask(&mut connection, redis::cmd("GET").arg("count"));
     assert_eq!(count, 2, "it has happened all the same");
 
-    // Whoever asks for much and goes does not leave it to be done.
+    // A client that asks for much and leaves does not leave the work behind.
     for _ in 0..20 {
         let mut gone = connect(address);
         let packed = mget(60).get_packed_command().repeat(20);
@@ -149,7 +149,7 @@ fn large_reads(engine: &str, logs: u16, log_threads: u16, test: u16) {
 }
 
 #[test]
-fn large_reads_hold_up_nobody() {
+fn large_reads_hold_up_no_other_client() {
     large_reads("rocksdb", 1, 0, 0);
     large_reads("memory", 1, 0, 1);
 }

@@ -113,7 +113,7 @@ impl Nodes {
         }
     }
 
-    fn nobody_leads(&self) {
+    fn assert_no_leader(&self) {
         let until = Instant::now() + NEVER;
         while Instant::now() < until {
             assert_eq!(self.cluster.leader(), None, "{}", self.logs());
@@ -196,7 +196,7 @@ fn an_emptied_replica_and_one_that_was_down_do_not_form_a_majority() {
     nodes.cluster.start(second, true).expect("started");
     nodes.cluster.start(third, true).expect("started");
     nodes.wait_for_error(second, &["has lost its storage"]);
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
     assert_eq!(
         nodes.info(second, "cyclone_role").as_deref(),
         Some("recovering")
@@ -215,7 +215,7 @@ fn an_emptied_replica_and_one_that_was_down_do_not_form_a_majority() {
 }
 
 /// A leader that goes on remembers what the emptied replica has acknowledged; the replica is sent
-/// everything although nobody writes.
+/// everything without any writes.
 #[test]
 fn a_leader_notices_an_emptied_replica_and_fills_it_again() {
     let mut nodes = Nodes::started(1, 3);
@@ -232,7 +232,7 @@ fn a_leader_notices_an_emptied_replica_and_fills_it_again() {
     nodes.wait_for_error(lost, &["has lost its storage"]);
     nodes.wait_for_error(lost, &[&acknowledged, "holds entries up to 0"]);
     nodes.wait_until_follows(lost, leader);
-    assert_eq!(nodes.leader(), leader, "nobody else was elected");
+    assert_eq!(nodes.leader(), leader, "no other replica was elected");
     let list = Command::new(common::BINARY)
         .args(["ctl", "member", "list", "--json", "--connect"])
         .arg(nodes.cluster.nodes[leader].redis.to_string())
@@ -275,7 +275,7 @@ fn a_leader_notices_an_older_copy() {
     );
 }
 
-/// A majority comes back with an older copy and goes on: nobody that remembers was there. The
+/// A majority comes back with an older copy and goes on: no replica that remembers was there. The
 /// replica that remembers says so.
 #[test]
 fn a_replica_whose_committed_entries_differ_takes_no_part() {
@@ -329,7 +329,7 @@ fn a_replica_whose_committed_entries_differ_takes_no_part() {
 }
 
 /// A new cluster starts when every founder has said that it is new, however late the last one
-/// comes, and whoever is killed meanwhile.
+/// comes, and whichever is killed meanwhile.
 #[test]
 fn a_new_cluster_waits_for_every_founder() {
     for replicas in [2, 3] {
@@ -339,7 +339,7 @@ fn a_new_cluster_waits_for_every_founder() {
             nodes.cluster.start(node, true).expect("started");
         }
         nodes.cluster.wait_until_open(PATIENCE).expect("open");
-        nodes.nobody_leads();
+        nodes.assert_no_leader();
         assert_eq!(nodes.info(0, "cyclone_role").as_deref(), Some("founding"));
         nodes.cluster.kill(0).expect("killed");
         nodes.cluster.start(late, true).expect("started");
@@ -355,7 +355,7 @@ fn a_new_cluster_waits_for_every_founder() {
 
 /// A single replica founds its cluster alone.
 #[test]
-fn a_single_founder_needs_nobody() {
+fn a_single_founder_needs_no_other() {
     let mut nodes = Nodes::started(5, 1);
     let leader = nodes.leader();
     nodes.write(leader, "a");
@@ -393,8 +393,8 @@ impl Nodes {
 }
 
 /// A cluster has grown from one node. While the third one is down 100 writes are acknowledged by
-/// the first and the second; the first loses its storage and founds, by its file, a cluster of its
-/// own. It must not elect the third.
+/// the first and the second; the first loses its storage and founds, by its file, its own cluster.
+/// It must not elect the third.
 #[test]
 fn a_sole_founder_that_was_emptied_does_not_vote_for_members_it_does_not_know() {
     let mut nodes = Nodes::started(6, 1);
@@ -418,12 +418,12 @@ fn a_sole_founder_that_was_emptied_does_not_vote_for_members_it_does_not_know() 
     let is_diverged = |nodes: &Nodes| nodes.info(0, "cyclone_role").as_deref() == Some("diverged");
     nodes.wait("the first node to notice", is_diverged);
     nodes.wait_for_error(0, &["has founded its cluster alone", "member replace"]);
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
     // It stays so, from its start on.
     nodes.cluster.kill(0).expect("killed");
     nodes.cluster.start(0, true).expect("started");
     nodes.wait("the first node to remember", is_diverged);
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
     nodes.cluster.start(1, false).expect("started");
     let leader = nodes.leader();
     assert_ne!(leader, 0);
@@ -449,13 +449,13 @@ fn a_recovering_replica_whose_file_leaves_a_founder_out_waits() {
     nodes.cluster.start(third, true).expect("started");
     nodes.wait_for_error(second, &["has lost its storage"]);
     nodes.wait_for_error(second, &["founders", "[[members]]"]);
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
     // As the message says.
     nodes.cluster.kill(second).expect("killed");
     nodes.empty(second);
     fs::write(&nodes.cluster.nodes[second].config, before).expect("written");
     nodes.cluster.start(second, true).expect("started");
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
     nodes.cluster.start(first, false).expect("started");
     let leader = nodes.leader();
     assert_eq!(nodes.count(leader, "a"), KEYS);
@@ -469,5 +469,5 @@ fn founders_with_different_lists_do_not_found_a_cluster() {
     nodes.list_only(0, &[0, 1]);
     nodes.cluster.start_all(true).expect("started");
     nodes.wait_for_error(1, &["founders [1, 2, 3]", "replica 1 names [1, 2]"]);
-    nodes.nobody_leads();
+    nodes.assert_no_leader();
 }

@@ -134,12 +134,12 @@ fn leader(cluster: &LocalCluster, among: &[usize]) -> usize {
         if let Some(node) = among.iter().copied().find(leads) {
             return node;
         }
-        assert!(Instant::now() < until, "nobody leads");
+        assert!(Instant::now() < until, "no node leads");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Gives a command, kills a node while it is under way, starts it again, and sees the command
+/// Gives a command, kills a node while it is in progress, starts it again, and sees the command
 /// through.
 fn done_despite(cluster: &mut LocalCluster, through: usize, victim: usize, words: &[String]) {
     let mut child = ctl(cluster, through, words);
@@ -265,7 +265,7 @@ fn one_three_five_three_under_load() {
     }
     // Three become five.
     for node in [3, 4] {
-        // Whoever came before may lead as well.
+        // An earlier one may lead as well.
         let voters: Vec<usize> = (0..node).collect();
         cluster.join(node).expect("started");
         let at = leader(&cluster, &voters);
@@ -282,7 +282,7 @@ fn one_three_five_three_under_load() {
         );
         progress(&acked, "a node more");
     }
-    // Five become three: whoever leads goes, and the first.
+    // Five become three: the leader goes, and the first.
     let mut members: Vec<usize> = (0..5).collect();
     let mut gone = Vec::new();
     for _ in 0..2 {
@@ -333,11 +333,11 @@ fn one_three_five_three_under_load() {
 }
 
 /// A member is stopped, its files stay, its addresses change: it comes back there, the others are
-/// told, and it is one of them.
+/// notified, and it is one of them.
 #[test]
 fn a_member_moves_to_another_address() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    // The fourth one's ports are those that nobody uses.
+    // The fourth one's ports are unused ones.
     let mut cluster = three_and_a_fourth(directory.path(), 2);
     let at = leader(&cluster, &[0, 1, 2]);
     let (moved, through) = ((at + 1) % 3, (at + 2) % 3);
@@ -358,7 +358,7 @@ fn a_member_moves_to_another_address() {
         .map(str::to_owned)
         .to_vec()
     };
-    // Not to where another one is, and nobody who is none.
+    // Not to where another one is, and no replica that is not a member.
     let taken = cluster.nodes[at].packet.to_string();
     let asked = cluster.nodes[through].redis.to_string();
     let refuse = |id: &str, packet: &str, word: &str| {
@@ -376,14 +376,34 @@ fn a_member_moves_to_another_address() {
             &[word],
         );
     };
-    refuse(&id.to_string(), &taken, "another member's");
-    refuse("77", &new.0.to_string(), "no member");
+    let holder = format!("is member {}'s: give another address", at + 1);
+    refuse(&id.to_string(), &taken, &holder);
+    let known = "77 is no member: give one of 1, 2, 3 (`ctl member list`)";
+    refuse("77", &new.0.to_string(), known);
+    for verb in ["promote", "remove"] {
+        common::refused(
+            &["ctl", "member", verb, "77", "--connect", &asked],
+            &[known],
+        );
+    }
     for nobodys in ["127.0.0.1:0", "0.0.0.0:7300", "[::]:7300", "224.0.0.1:7300"] {
-        refuse(&id.to_string(), nobodys, "nobody can be reached at");
+        refuse(&id.to_string(), nobodys, "no machine can be reached at");
     }
     let add = ["ctl", "member", "add", "9", "--packet", "127.0.0.1:9"];
     let add = [&add[..], &["--redis", &asked, "--connect", &asked]].concat();
-    common::refused(&add, &["another member's"]);
+    let holder = format!("is member {}'s: give another address", through + 1);
+    common::refused(&add, &[&holder]);
+    let add = ["ctl", "member", "add", "2", "--packet", "127.0.0.1:9"];
+    let add = [&add[..], &["--connect", &asked]].concat();
+    common::refused(
+        &add,
+        &["id 2 has been used before; the next free one is 4: give that"],
+    );
+    let members = ["ctl", "members", "--connect", &asked];
+    common::refused(
+        &members,
+        &["engine pmkv", "--config", "`cyclone ctl member list`"],
+    );
     // Nor to where it is not yet.
     refuse(&id.to_string(), &new.0.to_string(), "does not answer at");
     let file = cluster.nodes[moved].config.clone();
@@ -430,7 +450,7 @@ fn a_member_moves_to_another_address() {
 /// The first node that is asked wants a password that the operator does not have. The others let
 /// the operator in.
 #[test]
-fn a_node_that_lets_nobody_in_hinders_no_change() {
+fn a_node_that_refuses_the_operator_hinders_no_change() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let mut cluster = three_and_a_fourth(directory.path(), 4);
     leader(&cluster, &[0, 1, 2]);
@@ -444,7 +464,7 @@ fn a_node_that_lets_nobody_in_hinders_no_change() {
     let until = Instant::now() + PATIENCE;
     let address = cluster.nodes[0].redis;
     while !resp::info(address, Duration::from_secs(2)).is_err_and(|error| {
-        let denied = error.downcast_ref::<cyclone::told::AccessDenied>();
+        let denied = error.downcast_ref::<cyclone::error_text::AccessDenied>();
         denied.is_some()
     }) {
         assert!(Instant::now() < until, "it lets us in, or never came");
@@ -456,7 +476,7 @@ fn a_node_that_lets_nobody_in_hinders_no_change() {
 }
 
 /// A voter whose machine was wiped, and a learner that was: started with --join under the old id
-/// they are told that they are known, say so, and end. The cluster goes on.
+/// they learn that they are known, say so, and end. The cluster goes on.
 #[test]
 fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
     let directory = tempfile::tempdir().expect("temporary directory");

@@ -1,5 +1,5 @@
-//! Replies that are not read take much memory: each of many small values is a block of its own.
-//! When their connections have ended, the node gives it back to the system.
+//! Replies that are not read take much memory: each of many small values is its own block. When
+//! their connections have ended, the node gives it back to the system.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn memory_of_unread_replies_is_given_back() {
         .query::<()>(&mut connection)
         .is_err()
     {
-        assert!(Instant::now() < until, "nobody leads");
+        assert!(Instant::now() < until, "no node leads");
     }
     let process = number("process_id").expect("process_id") as u32;
     let request = {

@@ -38,7 +38,7 @@ fn leader(cluster: &LocalCluster, among: &[usize]) -> usize {
         if let Some(node) = among.iter().copied().find(leads) {
             return node;
         }
-        assert!(Instant::now() < until, "nobody leads");
+        assert!(Instant::now() < until, "no node leads");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -61,7 +61,7 @@ fn write(cluster: &LocalCluster, among: &[usize], key: &str) {
     }
 }
 
-/// The port of nobody: it is taken, and nothing answers.
+/// The port of no node: it is taken, and nothing answers.
 fn silent() -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("bound");
     let address = socket.local_addr().expect("bound");
@@ -84,8 +84,8 @@ fn ctl_move(cluster: &LocalCluster, node: usize, to: &str, through: usize) -> [S
     .map(str::to_owned)
 }
 
-/// The third node is down and comes back elsewhere. Whoever writes down a wrong id would have moved
-/// the second one, and nobody would have led any more.
+/// The third node is down and comes back elsewhere. A wrong id would have moved the second one, and
+/// no node would have led any more.
 #[test]
 fn a_wrong_id_in_a_move_ends_no_cluster() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -185,7 +185,7 @@ fn a_forced_move_to_a_wrong_address_is_undone() {
     }
 }
 
-/// The flag and the setting are the same, and what is wrong with them is told before anything
+/// The flag and the setting are the same, and what is wrong with them is reported before anything
 /// starts.
 #[test]
 fn addresses_of_members_are_checked() {
@@ -215,7 +215,7 @@ fn addresses_of_members_are_checked() {
     for (address, told) in [
         ("2", "is not ID=IP:PORT"),
         ("x=127.0.0.1:7", "is not ID=IP:PORT"),
-        ("2=127.0.0.1:0", "nobody can be reached there"),
+        ("2=127.0.0.1:0", "no machine can be reached there"),
         ("1=127.0.0.1:7", "this node's own"),
     ] {
         let bad = check(address);

@@ -23,7 +23,7 @@ fn options(test: u16) -> Options {
 
 /// As in `cyclone ctl … | head -1`.
 #[test]
-fn what_prints_ends_quietly_when_nobody_reads_on() {
+fn commands_end_quietly_when_their_reader_is_gone() {
     let mut child = Command::new(BINARY)
         .args(["ctl", "hash-password"])
         .stdin(Stdio::piped())
@@ -73,7 +73,7 @@ fn redis_cli_and_ctl_over_tls_with_a_user() {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         redis_cli(any, &arguments, |answer| answer.contains(wanted));
     };
-    // Sent on to whoever leads, also over TLS, with the user's password.
+    // Sent on to the leader, also over TLS, with the user's password.
     ask(&["-c", "-a", "secret", "set", "greeting", "hello"], "OK");
     ask(
         &["-c", "--user", "ada", "-a", "lovelace", "get", "greeting"],
@@ -163,7 +163,7 @@ fn unusable_files_are_named_before_the_start() {
     );
     let users = directory.path().join("users");
     for (content, word) in [
-        ("# nobody\n", "no user"),
+        ("# a comment\n", "no user"),
         ("ada:plain text\n", "line 1"),
         ("ada\n", "NAME:HASH"),
     ] {
@@ -295,7 +295,7 @@ fn figures_and_the_log_can_be_read_by_machines() {
             .query::<()>(&mut connection)
             .expect("SET");
     }
-    // Readers that say nothing, and one that asks and does not read, are in nobody's way.
+    // Readers that say nothing, and one that asks and does not read, are in no client's way.
     let mute: Vec<TcpStream> = (0..4)
         .map(|_| TcpStream::connect(address).expect("connected"))
         .collect();
@@ -333,6 +333,74 @@ fn figures_and_the_log_can_be_read_by_machines() {
         for field in ["timestamp", "level", "message"] {
             assert!(line[field].is_string(), "{field} is missing in {line}");
         }
+    }
+}
+
+/// Threads of a node that are called so.
+fn threads_called(pid: u32, name: &str) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    let called = |path: std::path::PathBuf| {
+        fs::read_to_string(path.join("comm")).is_ok_and(|it| it.trim_end() == name)
+    };
+    threads
+        .filter(|thread| thread.as_ref().is_ok_and(|it| called(it.path())))
+        .count()
+}
+
+/// Whether a thread of this process may raise its priority; a watchdog that may not ends.
+fn may_raise_priority() -> bool {
+    let raised = std::thread::spawn(|| rustix::process::setpriority_process(None, -20).is_ok());
+    raised.join().expect("ended")
+}
+
+/// No thread raises priorities unless the configuration or the flag says so; the flag goes first.
+#[test]
+fn watchdogs_run_only_with_priority_boost() {
+    for (test, line, arguments, watchdogs) in [
+        (5, None, &[][..], 0),
+        (6, Some("priority_boost = true"), &[], 3),
+        (7, None, &["--priority-boost"], 3),
+        (
+            8,
+            Some("priority_boost = true"),
+            &["--priority-boost", "false"],
+            0,
+        ),
+    ] {
+        if watchdogs > 0 && !may_raise_priority() {
+            println!("skipped: priorities cannot be raised here");
+            continue;
+        }
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let options = Options {
+            replicas: 1,
+            logs: 2,
+            log_threads: 2,
+            nvm_bytes: 64 << 20,
+            ..options(test)
+        };
+        let mut single = cluster(directory.path(), options);
+        if let Some(line) = line {
+            configure(&single, "node", line);
+        }
+        let mut child = started_with(&mut single, arguments);
+        single
+            .wait_for_leader(Duration::from_secs(20))
+            .expect("a leader");
+        // A thread takes its name once it runs.
+        let until = Instant::now() + Duration::from_secs(20);
+        while threads_called(child.id(), "watchdog") != watchdogs && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let found = threads_called(child.id(), "watchdog");
+        let is_logging = threads_called(child.id(), "logs-1");
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        assert_eq!(
+            (found, is_logging),
+            (watchdogs, 1),
+            "{line:?} {arguments:?}"
+        );
     }
 }
 

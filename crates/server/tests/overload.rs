@@ -18,7 +18,7 @@ const PIPELINE: usize = 2000;
 const MAX_PENDING: &str = "max_pending = 32";
 
 /// What became of the commands of one connection, by number.
-struct Told {
+struct CommandOutcomes {
     done: Vec<usize>,
     refused: Vec<usize>,
 }
@@ -28,12 +28,12 @@ fn key(connection: usize, number: usize) -> String {
 }
 
 /// Pipelines of SETs, until the node has both taken and refused some.
-fn flood(leader: SocketAddr, connection: usize) -> Told {
+fn flood(leader: SocketAddr, connection: usize) -> CommandOutcomes {
     let stream = TcpStream::connect(leader).expect("connected");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
     let mut answers = BufReader::new(stream.try_clone().expect("cloned"));
     let (mut told, mut begin) = (
-        Told {
+        CommandOutcomes {
             done: Vec::new(),
             refused: Vec::new(),
         },
@@ -93,10 +93,12 @@ fn overload(logs: u16, log_threads: u16, test: u16) {
     let info = || cyclone::resp::info(address, PATIENCE).expect("INFO");
     let term = info()["cyclone_log0_term"].clone();
 
-    let told: Vec<Told> = std::thread::scope(|scope| {
+    let told: Vec<CommandOutcomes> = std::thread::scope(|scope| {
         let floods = (0..CONNECTIONS).map(|number| scope.spawn(move || flood(address, number)));
         let floods: Vec<_> = floods.collect();
-        let join = |flood: std::thread::ScopedJoinHandle<'_, Told>| flood.join().expect("flood");
+        let join = |flood: std::thread::ScopedJoinHandle<'_, CommandOutcomes>| {
+            flood.join().expect("flood")
+        };
         floods.into_iter().map(join).collect()
     });
 

@@ -53,7 +53,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -195,7 +195,7 @@ fn users_are_asked_for_their_passwords_and_figures_are_served() {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let refused = set(&mut connection).expect_err("nobody has logged in");
+    let refused = set(&mut connection).expect_err("no client has logged in");
     assert_eq!(code(&refused), "NOAUTH");
     let auth = |connection: &mut redis::Connection, password: &str| {
         let mut command = redis::cmd("AUTH");
@@ -345,10 +345,10 @@ fn every_server_shows_its_own_keys() {
             let mut command = redis::cmd("SET");
             command.arg(key).arg("value").query::<()>(server).is_ok()
         }) {
-            assert!(Instant::now() < until, "nobody takes {key}");
+            assert!(Instant::now() < until, "no server takes {key}");
         }
     }
-    // Shards move now and then, to balance the load: all are looked at until they fit together.
+    // Shards move at times, to balance the load: all are read until they fit together.
     let shown =
         |servers: &mut [redis::Connection; 3]| -> redis::RedisResult<(usize, Vec<Vec<String>>)> {
             let (mut sum, mut all) = (0, Vec::new());

@@ -1,6 +1,6 @@
 //! Servers of the log-structured store as real processes: one after the other is killed with
-//! SIGKILL while clients write, read and add; what they were told must be explained by one order of
-//! their operations, key by key.
+//! SIGKILL while clients write, read and add; the replies they got must be explained by one order
+//! of their operations, key by key.
 //!
 //! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills ten with
 //! each of the seven replications. Servers write checkpoints of their indexes every second, and
@@ -50,8 +50,8 @@ struct Cluster {
 
 impl Cluster {
     fn start(logs: &Path, replication: &str, store: &str) -> Cluster {
-        // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody
-        // but bad luck.
+        // Bound all at once, so that they differ; a server's port may be taken meanwhile only by
+        // bad luck.
         let bound: Vec<TcpListener> = (0..SERVERS)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
             .collect();
@@ -171,7 +171,7 @@ struct Client {
     begun: Instant,
 }
 
-enum Told {
+enum CommandOutcome {
     Value(redis::Value),
     NotDone,
     Unknown,
@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Asks one server, and another one next time if it could not help.
-    fn ask(&mut self, command: &redis::Cmd) -> Told {
+    fn ask(&mut self, command: &redis::Cmd) -> CommandOutcome {
         let address = self.addresses[self.at];
         let connection = match self.open.entry(address) {
             Entry::Occupied(there) => there.into_mut(),
@@ -192,26 +192,26 @@ impl Client {
                 Err(_) => {
                     self.at = (self.at + 1) % self.addresses.len();
                     std::thread::sleep(Duration::from_millis(2));
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
             },
         };
         match command.query::<redis::Value>(connection) {
-            Ok(value) => Told::Value(value),
+            Ok(value) => CommandOutcome::Value(value),
             Err(error) => {
                 if let Some((target, _)) = error.redirect_node() {
                     let target = target.parse().expect("an address");
                     let place = self.addresses.iter().position(|it| *it == target);
                     self.at = place.expect("a server");
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
                 self.at = (self.at + 1) % self.addresses.len();
                 std::thread::sleep(Duration::from_millis(1));
                 if matches!(error.code(), Some("CLUSTERDOWN" | "TRYAGAIN")) {
-                    return Told::NotDone;
+                    return CommandOutcome::NotDone;
                 }
                 self.open.remove(&address);
-                Told::Unknown
+                CommandOutcome::Unknown
             }
         }
     }
@@ -257,9 +257,9 @@ impl Client {
         let told = self.ask(command);
         let return_us = self.now_us();
         let outcome = match told {
-            Told::NotDone => Outcome::NotDone,
-            Told::Unknown => Outcome::Unknown,
-            Told::Value(value) => Outcome::Done {
+            CommandOutcome::NotDone => Outcome::NotDone,
+            CommandOutcome::Unknown => Outcome::Unknown,
+            CommandOutcome::Value(value) => Outcome::Done {
                 return_us,
                 answer: match value {
                     redis::Value::Okay => Answer::Ok,
@@ -280,7 +280,7 @@ impl Client {
     }
 }
 
-/// Lets clients work while `happens`, then compares what they were told with what may be.
+/// Lets clients work while `happens`, then compares the replies with what is possible.
 fn under_clients(
     replication: &str,
     store: &str,
@@ -370,7 +370,7 @@ fn fifty_kills() {
 }
 
 /// Servers, managers among them, are killed while the store is there; then the store itself is
-/// killed and stays away for many leases, and comes back. What clients were told must be explained
+/// killed and stays away for many leases, and comes back. The replies to clients must be explained
 /// all the same, and everything must be served again.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 fn killed_under(outside: Option<stores::Outside>) {

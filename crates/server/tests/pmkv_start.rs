@@ -170,7 +170,7 @@ impl Cluster {
         });
     }
 
-    /// A server ends by itself, and says why.
+    /// A server ends without a signal, and says why.
     #[track_caller]
     fn is_refused(&mut self, id: usize, words: &[&str]) {
         let until = Instant::now() + PATIENCE;

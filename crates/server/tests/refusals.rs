@@ -304,6 +304,75 @@ fn flags_that_would_be_ignored_are_refused() {
     }
 }
 
+/// Of names the error lists those that there are.
+#[test]
+fn unknown_names_are_refused_with_those_that_are_known() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let cluster = single(directory.path(), 4);
+    let cases: &[(&str, &[&str])] = &[
+        ("nosuch", &["serve", "demo", "ctl", "bench"]),
+        ("ctl nosuch", &["status", "member", "snapshot"]),
+        ("ctl member nosuch", &["list", "add", "promote"]),
+    ];
+    for (arguments, words) in cases {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        refused(&arguments, words);
+    }
+    let pin = "[node]\n";
+    for (from, to, words) in [
+        (pin, "[node]\npin_cup = 1\n", &["pin_cup", "pin_cpu"][..]),
+        (pin, "[nod]\nid = 1\n[node]\n", &["nod", "limits"]),
+        (
+            "engine = \"memory\"",
+            "engine = \"nosuch\"",
+            &["nosuch", "rocksdb"],
+        ),
+        (
+            "polling = \"adaptive\"",
+            "polling = \"nosuch\"",
+            &["nosuch", "event"],
+        ),
+        (
+            "transport = \"udp\"",
+            "transport = \"nosuch\"",
+            &["nosuch", "dpdk"],
+        ),
+        (
+            "security = \"authenticated\"",
+            "security = \"nosuch\"",
+            &["nosuch", "encrypted"],
+        ),
+        (
+            "durability = \"nvm\"",
+            "durability = \"nosuch\"",
+            &["nosuch", "flash"],
+        ),
+        (
+            "mode = \"index\"",
+            "mode = \"nosuch\"",
+            &["nosuch", "lease"],
+        ),
+        (
+            pin,
+            "[log]\nfilter = \"nosuch=debug\"\n[node]\n",
+            &["nosuch", "trace", "cyclone_replica"],
+        ),
+        (
+            pin,
+            "[log]\nfilter = \"cyclone=loud\"\n[node]\n",
+            &["loud", "trace", "cyclone_replica"],
+        ),
+    ] {
+        let path = edited(&cluster, from, to);
+        refused(&["serve", "--config", text(&path), "--check"], words);
+    }
+    let config = text(&cluster.nodes[0].config);
+    refused(
+        &["serve", "--config", config, "--flash-bytes", "64MiB"],
+        &["flash-bytes", "67108864 for 64 MiB"],
+    );
+}
+
 /// Replaces the head of a region.
 fn put(region: &Path, head: &[u8]) {
     let mut bytes = fs::read(region).expect("region");

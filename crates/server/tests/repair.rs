@@ -250,7 +250,7 @@ fn what_only_the_log_holds_is_given_up_only_when_told() {
 }
 
 #[test]
-fn nothing_is_mended_where_there_is_nothing_to_go_by() {
+fn nothing_is_repaired_where_the_log_cannot_be_reconstructed() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let mut cluster = cluster(directory.path(), options(2, 1, None));
     let config = cluster.nodes[0].config.clone();
@@ -287,7 +287,7 @@ fn nothing_is_mended_where_there_is_nothing_to_go_by() {
 /// Where flash has everything, an area that is gone, or of another, is a problem, and what is left
 /// is still told.
 #[test]
-fn areas_that_are_gone_or_of_others_are_told() {
+fn missing_and_foreign_areas_are_reported() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let make = |name: &str, test: u16, durability: &str| {
         let options = Options {

@@ -1,11 +1,13 @@
 //! What signals do to a node, for both kinds of engine: files read again at SIGHUP, signals that
-//! mean nothing, a terminal that is closed, and an end in order.
+//! mean nothing, a terminal that is closed, signals early in the start, and an end in order. And to
+//! commands: what they make for a while is removed.
 
 mod common;
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node of a cluster of its own, with a line in each of these sections of its file.
+/// A node of a separate cluster, with a line in each of these sections of its file.
 struct Node {
     redis: SocketAddr,
     config: PathBuf,
@@ -277,7 +279,7 @@ fn pmkv_server_reads_files_again_at_sighup_and_keeps_connections() {
     files_are_read_again(directory.path(), node);
 }
 
-/// Signals that end a program by default, and standard error that nobody reads any more.
+/// Signals that end a program by default, and standard error without a reader.
 fn signals_end_nothing(mut node: Node) {
     node.start();
     let mut connection = node.connect(&Access::default());
@@ -313,7 +315,7 @@ fn signals_end_nothing(mut node: Node) {
     drop(stderr);
     node.signal(Signal::HUP);
     node.signal(Signal::USR1);
-    // After the line about the last one has found nobody to read it.
+    // After the line about the last one has found no reader.
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(get(&mut node.connect(&Access::default())), "value");
     node.end();
@@ -329,4 +331,192 @@ fn replica_survives_signals_and_a_closed_terminal() {
 fn pmkv_server_survives_signals_and_a_closed_terminal() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
     signals_end_nothing(Node::of_pmkv(directory.path(), &[]));
+}
+
+/// Signals while the node has not read its configuration yet: it waits for a writer of the pipe
+/// that is in the file's place.
+fn signals_are_taken_from_the_start(mut node: Node) {
+    let mut pipe = start_at_a_pipe(&mut node);
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2] {
+        node.signal(signal);
+    }
+    let settings = settings_from_now_on(&node);
+    pipe.write_all(settings.as_bytes()).expect("written");
+    drop(pipe);
+    drop(node.connect(&Access::default()));
+    for words in [
+        "SIGUSR1: nothing is done",
+        "SIGUSR2: nothing is done",
+        "SIGHUP: the log's filter is read again",
+    ] {
+        node.await_log(words, 1);
+    }
+    node.end();
+}
+
+/// The same with SIGTERM: it ends in order, and has made nothing.
+fn an_early_end_leaves_nothing(mut node: Node, made: &[PathBuf]) {
+    let mut pipe = start_at_a_pipe(&mut node);
+    node.signal(Signal::TERM);
+    let settings = settings_from_now_on(&node);
+    pipe.write_all(settings.as_bytes()).expect("written");
+    drop(pipe);
+    let status = node.child.take().expect("started").wait().expect("ended");
+    assert!(status.success(), "{status}: {}", node.log());
+    assert!(node.log().contains("has ended in order"), "{}", node.log());
+    for path in made {
+        assert!(!path.exists(), "{}", path.display());
+    }
+}
+
+/// Where the settings lie that the node is given through the pipe.
+fn aside(node: &Node) -> PathBuf {
+    node.config.with_extension("aside")
+}
+
+/// Puts a pipe in the place of the configuration and starts the node. Returns once it waits there.
+fn start_at_a_pipe(node: &mut Node) -> fs::File {
+    fs::rename(&node.config, aside(node)).expect("renamed");
+    let made = Command::new("mkfifo").arg(&node.config).status();
+    assert!(made.expect("mkfifo").success());
+    node.start();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // Refused until somebody reads.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let opened = fs::OpenOptions::new()
+            .write(true)
+            .custom_flags(flags)
+            .open(&node.config);
+        match opened {
+            Ok(pipe) => return pipe,
+            Err(error) => assert!(Instant::now() < until, "{error}: {}", node.log()),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Puts the configuration back into its place, for each process that opens it from now on.
+fn settings_from_now_on(node: &Node) -> String {
+    let settings = fs::read_to_string(aside(node)).expect("settings");
+    fs::rename(aside(node), &node.config).expect("renamed");
+    settings
+}
+
+#[test]
+fn replica_takes_signals_from_the_start() {
+    let directory = tempfile::tempdir().expect("a directory");
+    signals_are_taken_from_the_start(Node::of_replicas(directory.path(), 2, &[]));
+}
+
+#[test]
+fn pmkv_server_takes_signals_from_the_start() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    signals_are_taken_from_the_start(Node::of_pmkv(directory.path(), &[]));
+}
+
+#[test]
+fn replica_that_is_ended_early_has_made_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let node = Node::of_replicas(directory.path(), 3, &[]);
+    let regions = node._cluster.as_ref().expect("replicas").regions.clone();
+    let made = [
+        directory.path().join("cluster/node1"),
+        regions.join("node1.nvm"),
+    ];
+    an_early_end_leaves_nothing(node, &made);
+}
+
+#[test]
+fn pmkv_server_that_is_ended_early_has_made_nothing() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let node = Node::of_pmkv(directory.path(), &[]);
+    an_early_end_leaves_nothing(node, &[directory.path().join("pmkv")]);
+}
+
+/// Directories in memory that this process has made.
+fn in_memory(pid: u32) -> Vec<String> {
+    let number = pid.to_string();
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_its =
+        |name: &String| name.starts_with("cyclone") && name.split('-').any(|part| part == number);
+    names.filter(is_its).collect()
+}
+
+fn count(directory: &Path) -> usize {
+    fs::read_dir(directory).expect("a directory").count()
+}
+
+/// What commands make for a while is removed when a signal ends them.
+#[test]
+fn commands_that_a_signal_ends_leave_nothing() {
+    for (arguments, signal) in [
+        (&["demo", "--engine", "memory"][..], Signal::INT),
+        (&["demo", "--engine", "pmkv"], Signal::TERM),
+        (&["bench", "put", "--engine", "memory"], Signal::INT),
+        (&["bench", "pmkv", "--part", "throughput"], Signal::TERM),
+        (&["bench", "pmkv", "--part", "failover"], Signal::INT),
+        (&["bench", "tenants"], Signal::TERM),
+    ] {
+        let temporary = tempfile::tempdir().expect("a directory");
+        let mut child = Command::new(BINARY)
+            .args(arguments)
+            .env("TMPDIR", temporary.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("started");
+        let until = Instant::now() + PATIENCE;
+        while in_memory(child.id()).is_empty() {
+            assert_eq!(child.try_wait().expect("waited"), None, "{arguments:?}");
+            assert!(Instant::now() < until, "{arguments:?} makes nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&child), signal).expect("signalled");
+        let status = child.wait().expect("ended");
+        assert!(!status.success(), "{arguments:?}: {status}");
+        assert!(in_memory(child.id()).is_empty(), "{arguments:?}");
+        assert_eq!(count(temporary.path()), 0, "{arguments:?}");
+    }
+}
+
+/// A draft of a snapshot is removed, and the command ends as the signal says.
+#[test]
+fn snapshot_that_a_signal_ends_leaves_no_draft() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut node = Node::of_replicas(directory.path(), 4, &[]);
+    for signal in [Signal::INT, Signal::TERM] {
+        // It keeps a snapshot that no client asks for any more for a while, and makes one at a
+        // time.
+        node.start();
+        let mut connection = node.connect(&Access::default());
+        for number in 0..8 {
+            let mut set = redis::cmd("SET");
+            set.arg(number).arg("x".repeat(1 << 20));
+            common::ask::<()>(&mut connection, &set);
+        }
+        let file = directory.path().join("snapshot");
+        let connect = node.redis.to_string();
+        let mut child = Command::new(BINARY)
+            .args(["ctl", "snapshot", "save", text(&file), "--connect"])
+            .args([&connect, "--mib-per-second", "1"])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("started");
+        let draft = directory.path().join("snapshot.part");
+        let until = Instant::now() + PATIENCE;
+        while !draft.exists() {
+            assert_eq!(child.try_wait().expect("waited"), None);
+            assert!(Instant::now() < until, "no draft");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&child), signal).expect("signalled");
+        let status = child.wait().expect("ended");
+        assert_eq!(status.signal(), Some(signal.as_raw()));
+        assert!(!draft.exists() && !file.exists());
+        node.end();
+    }
 }

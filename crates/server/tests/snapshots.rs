@@ -219,7 +219,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     let left: i64 = ask(&mut connection, redis::cmd("TTL").arg("timed"));
     assert!((90_000..=100_000).contains(&left), "{left}");
     assert_eq!(sum(&mut connection), 0, "half a transfer was saved");
-    // It is a cluster like any other: it takes writes, and every replica comes back by itself.
+    // It is a cluster like any other: it takes writes, and every replica comes back without help.
     ask::<()>(
         &mut connection,
         redis::cmd("MSET").arg(&["key:1", "new", "key:2", "new", "key:3", "new"]),
@@ -237,7 +237,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     assert_eq!(keys(&digest(&new)), keys(&after));
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
     assert_eq!(get(&mut connection, "key:2").as_deref(), Some("new"));
-    // A snapshot of the restored cluster is one of its own.
+    // A snapshot of the restored cluster is a separate one.
     let again = directory.path().join("again");
     let address = address.to_string();
     said(&[
@@ -314,19 +314,7 @@ fn save_that_is_interrupted_says_so_and_what_to_do() {
     let (_snapshot, mut old) = saved(directory.path(), 7);
     let address = old.nodes[0].redis.to_string();
     let mut connection = resp::connect(old.nodes[0].redis, PATIENCE).expect("connected");
-    let mut random = 7_u64;
-    for key in 0..12 {
-        // Bytes that cannot be compressed.
-        let value: Vec<u8> = (0..900_000)
-            .map(|_| {
-                random = random
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                (random >> 33) as u8
-            })
-            .collect();
-        ask::<()>(&mut connection, redis::cmd("SET").arg(key).arg(value));
-    }
+    fill(&mut connection);
     let file = directory.path().join("again");
     let child = Command::new(common::BINARY)
         .args(["ctl", "snapshot", "save", text(&file)])
@@ -354,6 +342,145 @@ fn save_that_is_interrupted_says_so_and_what_to_do() {
         assert!(error.contains(words), "{words:?} is missing in: {error}");
     }
     assert!(!file.exists() && !draft.exists());
+}
+
+/// Puts values into a node that do not compress, each of nearly 1 MB.
+fn fill(connection: &mut redis::Connection) {
+    let mut random = 7_u64;
+    for key in 0..12 {
+        let value: Vec<u8> = (0..900_000)
+            .map(|_| {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                (random >> 33) as u8
+            })
+            .collect();
+        ask::<()>(connection, redis::cmd("SET").arg(key).arg(value));
+    }
+}
+
+/// Files that a node keeps for saves.
+fn kept(directory: &Path) -> Vec<PathBuf> {
+    let backup = directory.join("old/node1/backup");
+    let Ok(entries) = fs::read_dir(backup) else {
+        return Vec::new();
+    };
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < until, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A save whose process is killed in the middle: the node releases the snapshot when the connection
+/// closes, long before the time after which an unused one is removed.
+#[test]
+fn snapshot_of_a_killed_save_is_released_when_its_connection_closes() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (_snapshot, old) = saved(directory.path(), 8);
+    let redis = old.nodes[0].redis;
+    let address = redis.to_string();
+    let mut connection = resp::connect(redis, PATIENCE).expect("connected");
+    fill(&mut connection);
+    let held = |connection: &mut redis::Connection| {
+        resp::info_of(connection).expect("INFO")["cyclone_save_snapshots"].clone()
+    };
+    assert_eq!(held(&mut connection), "0");
+    let file = directory.path().join("again");
+    for round in 0..2 {
+        let mut child = Command::new(common::BINARY)
+            .args(["ctl", "snapshot", "save", text(&file)])
+            .args(["--connect", &address, "--mib-per-second", "1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("run");
+        let draft = directory.path().join("again.part");
+        wait_for("the save to begin", || {
+            fs::metadata(&draft).is_ok_and(|it| it.len() > 0)
+        });
+        assert_eq!(held(&mut connection), "1");
+        assert!(!kept(directory.path()).is_empty());
+        // Another one is refused while the connection is open.
+        let other = directory.path().join("other");
+        refused(
+            &[
+                "ctl",
+                "snapshot",
+                "save",
+                text(&other),
+                "--connect",
+                &address,
+            ],
+            &["another snapshot is being saved"],
+        );
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        fs::remove_file(&draft).expect("removed");
+        if round == 0 {
+            wait_for("the release", || held(&mut connection) == "0");
+            wait_for("the removal", || kept(directory.path()).is_empty());
+            continue;
+        }
+        // At once, without waiting for anything.
+        said(&[
+            "ctl",
+            "snapshot",
+            "save",
+            text(&file),
+            "--connect",
+            &address,
+        ]);
+    }
+    assert_eq!(held(&mut connection), "0");
+    wait_for("the removal", || kept(directory.path()).is_empty());
+}
+
+/// A connection that closes while its snapshot is being made, and one that only stops sending.
+#[test]
+fn snapshot_is_released_whenever_its_connection_closes() {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpStream};
+
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (_snapshot, old) = saved(directory.path(), 9);
+    let redis = old.nodes[0].redis;
+    let mut connection = resp::connect(redis, PATIENCE).expect("connected");
+    fill(&mut connection);
+    let begin = b"*3\r\n$7\r\nCYCLONE\r\n$8\r\nSNAPSHOT\r\n$5\r\nBEGIN\r\n";
+    for halves in [false, true, false, true] {
+        let mut stream = TcpStream::connect(redis).expect("connected");
+        stream.write_all(begin).expect("sent");
+        if halves {
+            stream.shutdown(Shutdown::Write).expect("shut");
+            let mut reply = String::new();
+            stream.read_to_string(&mut reply).expect("read");
+            assert!(!reply.is_empty());
+        }
+        drop(stream);
+        wait_for("the release", || {
+            let info = resp::info_of(&mut connection).expect("INFO");
+            info["cyclone_save_snapshots"] == "0"
+        });
+        wait_for("the removal", || kept(directory.path()).is_empty());
+    }
+    let file = directory.path().join("again");
+    let address = redis.to_string();
+    said(&[
+        "ctl",
+        "snapshot",
+        "save",
+        text(&file),
+        "--connect",
+        &address,
+    ]);
 }
 
 #[test]

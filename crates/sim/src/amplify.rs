@@ -1,7 +1,7 @@
-//! A client whose commands ask much of whoever applies them, some of them too much. What it writes
-//! first in a batch tells whether the batch was done: all of its marks are those of the last batch
-//! that was, whatever else was tried. And what must hold at every replica: no command and no call
-//! does more than it may, and no replies are made that nobody gets.
+//! A client whose commands cost much to apply, some of them too much. What it writes first in a
+//! batch shows whether the batch was done: all of its marks are those of the last batch that was,
+//! whatever else was tried. And what must hold at every replica: no command and no call does more
+//! than it may, and no replies are made that no client gets.
 
 use cyclone_client::{ClientCore, ClientError};
 use cyclone_replica::Node;
@@ -20,7 +20,7 @@ use crate::random::Random;
 const MARKS: usize = 3;
 /// The longest value that is read again and again.
 const MOST_LONG: usize = 16 << 10;
-/// Times that a batch reads it, at most: so many lookups are too much by themselves.
+/// Times that a batch reads it, at most: so many lookups exceed the limit alone.
 const MOST_TIMES: u64 = 40;
 
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct Amplifier {
     /// Whether its keys lie in one log.
     together: bool,
     written: u64,
-    /// After an operation of which nobody knows whether it will still happen, other keys are taken.
+    /// After an operation of unknown outcome, other keys are taken.
     volume: u64,
     made: bool,
     mark: Option<u64>,
@@ -251,7 +251,7 @@ pub fn within_bounds(node: &Node) -> Result<(), Broken> {
         }
         () if done.unwanted_reply_bytes > 0 => {
             format!(
-                "{} bytes of replies were made for nobody",
+                "{} bytes of replies were made for no client",
                 done.unwanted_reply_bytes
             )
         }

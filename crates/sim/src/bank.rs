@@ -19,8 +19,8 @@ use crate::random::Random;
 
 /// Accounts of a book. With any number of logs they lie in several.
 const ACCOUNTS: u64 = 7;
-/// Transfers of a book that nobody knows the outcome of; then another one is begun. Any of them may
-/// have happened at any time, so with many the checker would have to try too many sums.
+/// Transfers of a book of unknown outcome; then another one is begun. Any of them may have happened
+/// at any time, so with many the checker would have to try too many sums.
 const MOST_UNKNOWN: u32 = 6;
 
 fn account(book: u64, number: u64) -> Vec<u8> {
@@ -39,7 +39,7 @@ pub struct BankState {
 }
 
 impl BankState {
-    /// Nobody will know what came of a transfer.
+    /// The outcome of a transfer will stay unknown.
     fn doubt(&mut self, book: u64) {
         if book == self.current {
             self.unknown += 1;
@@ -102,7 +102,7 @@ impl TransferClient {
         self.pending.len()
     }
 
-    /// Submits a transfer, or looks at all accounts.
+    /// Submits a transfer, or reads all accounts.
     pub fn act(&mut self, book: u64, core: &mut ClientCore, now_us: u64) {
         let asked = |what| Asked {
             invoke_us: now_us,
@@ -133,7 +133,7 @@ impl TransferClient {
                 delta: *delta,
             })
             .collect();
-        // A share that takes datagrams of its own may be lost while the others arrive.
+        // A share that takes separate datagrams may be lost while the others arrive.
         let (padding, mut text) = (format!("padding:{}", self.random.below(5)), Vec::new());
         if self.random.chance(0.3) {
             text.resize(self.random.below(self.most_bytes as u64) as usize, b'#');
@@ -274,7 +274,7 @@ fn audited(
     Ok(())
 }
 
-/// Looks at the accounts of every replica whenever it has applied something.
+/// Checks the accounts of every replica whenever it has applied something.
 #[derive(Default)]
 pub struct BankInvariant {
     seen: BTreeMap<u64, Vec<(u64, u64)>>,

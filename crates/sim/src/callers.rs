@@ -13,7 +13,7 @@ use crate::load::{Chooser, Load, Pending, Request, answer, request};
 use crate::plan::Plan;
 use crate::random::Random;
 
-/// Requests that one process has under way at most.
+/// Requests that one process has in flight at most.
 const MOST_PENDING: usize = 6;
 /// Where callers' numbers begin: above those of clients.
 const FIRST: u64 = 1 << 32;
@@ -138,7 +138,7 @@ impl Callers {
         Ok(())
     }
 
-    /// Their process has ended: what they had under way may or may not happen.
+    /// Their process has ended: their requests in flight may or may not happen.
     pub(crate) fn bury(&mut self, load: &mut Load) {
         self.operator.clear();
         for pending in std::mem::take(&mut self.pending).into_values() {

@@ -37,9 +37,9 @@ struct Seen {
     leads: bool,
     /// Index and term of the log's end: all of it is durable once a step is over.
     last: (u64, u64),
-    /// Some of this is not durable yet, and has not been told.
+    /// Some of this is not durable yet, and has not been reported.
     forgettable: bool,
-    /// What was durable and may have been told when all of it was.
+    /// What was durable and may have been reported when all of it was.
     settled: Settled,
     /// Checked up to here in this life.
     commit: u64,
@@ -61,7 +61,7 @@ struct LogChecks {
     leaders: BTreeMap<u64, u64>,
     committed: Vec<Entry>,
     seen: BTreeMap<u64, Seen>,
-    /// Applied entries, index and term, that nobody was seen to commit yet.
+    /// Applied entries, index and term, that no replica was seen to commit yet.
     claims: BTreeMap<u64, u64>,
     scratch: Vec<u8>,
     /// Comparisons made.
@@ -137,10 +137,10 @@ impl Checks {
         self.logs.iter().map(|log| log.claims.len()).sum()
     }
 
-    /// The state after all committed entries, computed by a state machine of its own, as a hash.
-    /// Gangs are decided from the logs as the replicas do, but at another time: many entries are
-    /// known at once. `None` when an entry went straight from flash into the store at every
-    /// replica, so that nobody else has seen it.
+    /// The state after all committed entries, computed by its own state machine, as a hash. Gangs
+    /// are decided from the logs as the replicas do, but at another time: many entries are known at
+    /// once. `None` when an entry went straight from flash into the store at every replica, so that
+    /// the checker has not seen it.
     pub fn replayed(&self, limits: Limits) -> anyhow::Result<Option<String>> {
         let mut entries = self.logs.iter().flat_map(|log| &log.committed);
         if entries.any(|entry| entry.payload.is_none()) {
@@ -176,8 +176,8 @@ impl Checks {
         Ok(Some(machine.digest()?))
     }
 
-    /// Replays one log as far as it is known and goes by itself, and a gang if its turn has come in
-    /// all of its logs.
+    /// Replays one log as far as it is known and does not wait for a gang, and a gang if its turn
+    /// has come in all of its logs.
     fn replay_on(
         &self,
         machine: &dyn StateMachine,
@@ -276,8 +276,8 @@ impl LogChecks {
         (seen.leads, seen.commit, seen.frozen) = (false, 0, None);
         self.made += 1;
         let told = match seen.forgettable {
-            // Where flash is the only durable level, nobody has been told yet of what is not
-            // durable there.
+            // Where flash is the only durable level, nothing is reported yet that is not durable
+            // there.
             true => seen.settled,
             false => seen.now(),
         };
@@ -310,8 +310,8 @@ impl LogChecks {
             (seen.term, seen.vote) = (group.term(), group.vote());
             return Ok(());
         }
-        // The step that ended the process may have committed and applied what nobody has looked at;
-        // the next one may trim it.
+        // The step that ended the process may have committed and applied entries that no check has
+        // seen; the next one may trim it.
         let unseen = group.first_index().max(self.committed.len() as u64 + 1);
         (unseen..=node.applied(self.log).0).try_for_each(|index| self.commits(node, index))
     }
@@ -389,7 +389,7 @@ impl LogChecks {
         })?;
         seen.frozen = frozen;
         // A checkpoint may hold more of a log than its replica has heard of; what it holds is
-        // looked at below.
+        // checked below.
         let checkpoints = node.config().logs > 1 && node.counters().snapshots_installed > 0;
         require(checkpoints || applied.0 <= group.commit(), || {
             format!(

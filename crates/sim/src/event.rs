@@ -26,9 +26,9 @@ pub(crate) enum Event {
     Strike(Kind),
     /// An operator has another idea.
     Operator,
-    /// Whoever leads is killed.
+    /// The leader is killed.
     Depose,
-    /// Whoever leads is cut off from the others, so many times more.
+    /// The leader is cut off from the others, so many times more.
     Flutter(u64),
     /// A machine's storage is replaced by its copy, if the moment is right; so many more times are
     /// tried.

@@ -59,10 +59,10 @@ pub struct Expiring {
     /// Longest time to live, ms.
     most_ms: u64,
     written: u64,
-    /// After an operation of which nobody knows whether it will still happen, another key is taken.
+    /// After an operation of unknown outcome, another key is taken.
     volume: u64,
     known: Known,
-    /// Under way: its ticket, what it is, and since when.
+    /// In flight: its ticket, what it is, and since when.
     pending: Option<(u64, Act, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Faults that strike machines and links at times of their own.
+//! Faults that strike machines and links at times drawn for them.
 
 use std::net::IpAddr;
 
@@ -86,7 +86,7 @@ impl World {
         match kind {
             Kind::Partition | Kind::OneWay | Kind::Clog => return self.links(kind, takes_place),
             _ if !takes_place => {
-                self.draw_in_vain(kind);
+                self.draw_unused(kind);
                 return Ok(());
             }
             Kind::Members => return self.change_members(),
@@ -147,7 +147,7 @@ impl World {
                 trace!(self, "replica {id} stands still for {span_us} µs");
                 let until_us = self.now_us + span_us;
                 self.machines[victim].paused_until_us = until_us;
-                // It may have looked at the clock right before.
+                // It may have read the clock right before.
                 let looked = self.random.chance(0.5);
                 self.machines[victim].clock_read_us = looked.then_some(self.now_us);
                 self.at(until_us, Event::End(Ending::Resume(victim)));
@@ -206,7 +206,7 @@ impl World {
         Ok(())
     }
 
-    /// Counts a strike; answers whether the plan lets it take place.
+    /// Counts a strike; returns whether the plan lets it take place.
     fn takes_place(&mut self, kind: Kind) -> bool {
         let number = self.strikes;
         self.strikes += 1;
@@ -220,7 +220,7 @@ impl World {
 
     /// Draws what a strike that is left out would have drawn, where that is always the same: what
     /// comes later is then drawn alike, and a smaller run resembles the larger one.
-    fn draw_in_vain(&mut self, kind: Kind) {
+    fn draw_unused(&mut self, kind: Kind) {
         let ways = match kind {
             Kind::Kill => 2,
             Kind::StoreError => 20,
@@ -256,7 +256,7 @@ impl World {
         }
     }
 
-    /// Kills whoever leads.
+    /// Kills the leader.
     pub(crate) fn depose(&mut self) {
         if self.now_us < self.calm_until_us {
             return;
@@ -274,8 +274,8 @@ impl World {
         self.stop(leader, false);
     }
 
-    /// Cuts whoever leads off from the other replicas, until another one leads; soon after that it
-    /// is that one's turn. Who led before may lead again, then, while the fate of what it was asked
+    /// Cuts the leader off from the other replicas, until another one leads; soon after that it is
+    /// that one's turn. Who led before may lead again, then, while the fate of what it was asked
     /// for is open.
     pub(crate) fn flutter(&mut self, times: u64) {
         if !self.rough || times == 0 {

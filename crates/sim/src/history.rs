@@ -1,4 +1,4 @@
-//! What clients did and what they were told: the raw material of every consistency check.
+//! What clients did and what they received: the raw material of every consistency check.
 //!
 //! A client notes each operation with the time before it was sent and, when it was answered, the
 //! time after the answer came. All times must come from one clock. An operation without a definite
@@ -30,7 +30,7 @@ pub enum Op {
     GetDel,
 }
 
-/// What a client was told.
+/// What a client received.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// Done.

@@ -1,4 +1,4 @@
-//! A whole cluster in one deterministic process, and the judge of what its clients were told.
+//! A whole cluster in one deterministic process, and the judge of the replies to its clients.
 //!
 //! ```text
 //!   run        a run: rough times, quiet ones, the reckoning              run.rs

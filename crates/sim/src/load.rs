@@ -26,7 +26,7 @@ const FRAME_BYTES: u32 = 9216;
 /// Frames that all clients share.
 const FRAMES: u64 = 512;
 
-/// What a client has under way.
+/// A client's operation in flight.
 pub(crate) struct Pending {
     pub(crate) key: Vec<u8>,
     pub(crate) op: Op,
@@ -77,17 +77,16 @@ pub struct Client {
 pub(crate) struct Chooser {
     number: u64,
     written: u64,
-    /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
+    /// Whether it never writes: a leader that receives no writes has nothing to notice its fall by.
     only_reads: bool,
     pub(crate) random: Random,
 }
 
-/// Writes of a log's volume that nobody knows the outcome of; then another one is begun. Any of
-/// them may have happened at any time, so with many the checker would have to try too many orders.
+/// Writes of a log's volume of unknown outcome; then another one is begun. Any of them may have
+/// happened at any time, so with many the checker would have to try too many orders.
 const MOST_UNKNOWN: u32 = 6;
 
-/// The keys that pieces are appended to go on under another name now and then, as books do in
-/// volumes.
+/// The keys that pieces are appended to go on under another name at times, as books do in volumes.
 #[derive(Default)]
 struct Volumes(BTreeMap<Vec<u8>, (u64, u32)>);
 
@@ -100,7 +99,7 @@ impl Volumes {
         }
     }
 
-    /// Nobody will know what came of a write to this key.
+    /// The outcome of a write to this key will stay unknown.
     fn doubt(&mut self, key: &[u8]) {
         let Some(number) = key.strip_prefix(b"log:") else {
             return;
@@ -131,7 +130,7 @@ pub struct Load {
     net: Net,
     random: Random,
     born: u64,
-    /// What every client was told so far.
+    /// What every client received so far.
     pub history: History,
     /// Operations that ended with an answer.
     pub answered: u64,
@@ -213,7 +212,7 @@ impl Load {
         })
     }
 
-    /// A client gives up: what it had under way may or may not happen.
+    /// A client gives up: its operations in flight may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
         if let Some(teller) = client.teller {
@@ -469,7 +468,7 @@ impl Chooser {
         }
         match self.random.below(12) {
             0..3 => (format!("counter:{number}").into_bytes(), Op::Incr(1)),
-            // Deleted now and then: it must not grow beyond the longest value, whose refusal the
+            // Deleted sometimes: it must not grow beyond the longest value, whose refusal the
             // checker does not know.
             3 if self.random.below(15) == 0 => (log(), Op::Del),
             3 => {

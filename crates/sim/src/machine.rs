@@ -46,7 +46,7 @@ pub fn address(id: u64) -> SocketAddr {
     (Ipv4Addr::new(10, 77, 0, id as u8), 7104).into()
 }
 
-/// Where a log of a machine is reached that has a loop of its own.
+/// Where a log of a machine is reached that has its own loop.
 fn log_address(id: u64, log: u16) -> SocketAddr {
     let replica = address(id);
     (replica.ip(), replica.port() + 1 + log).into()
@@ -76,7 +76,7 @@ impl Clock {
         (local as i64 + self.offset_us).max(1) as u64
     }
 
-    /// Both clocks at a moment of simulated time.
+    /// Both clocks at a point of simulated time.
     pub fn now(&self, sim_us: u64) -> Now {
         let steady_us = self.steady_us(sim_us);
         let wall = BEGINNING_MS + (steady_us / 1000) as i64 + self.wall_skew_ms;
@@ -154,7 +154,7 @@ pub struct Machine {
     flash: Vec<SimDisk>,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
-    /// Whether it is a spare that nobody has begun to use.
+    /// Whether it is a spare that is not in use yet.
     pub spare: bool,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is
     /// then right.
@@ -234,6 +234,7 @@ impl Machine {
             polling: Polling::Event,
             pin_cpu: None,
             log_cpus: Vec::new(),
+            priority_boost: false,
             log_threads: u16::from(plan.own_loops),
             heartbeat: Duration::from_micros(plan.heartbeat_us),
             election: Duration::from_micros(plan.election_us),

@@ -83,7 +83,7 @@ struct Run {
     /// Give every plan flash: nvm, as a second level, or flash, as the only durable one.
     #[arg(long, value_parser = durability)]
     flash: Option<Durability>,
-    /// Give each log a loop of its own in every plan.
+    /// Give each log its own loop in every plan.
     #[arg(long)]
     own_loops: bool,
     /// Let every plan have lulls, in which replicas rest.

@@ -1,6 +1,6 @@
-//! An operator who wants other members, at any time and without looking at how the cluster fares:
-//! adds a spare machine, lets a learner vote, replaces and removes replicas. A change that got lost
-//! is simply asked for again, or another one.
+//! An operator who wants other members, at any time and regardless of the cluster's state: adds a
+//! spare machine, lets a learner vote, replaces and removes replicas. A change that got lost is
+//! simply asked for again, or another one.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ impl World {
             .max_by_key(|(_, node)| node.group(0).term())
     }
 
-    /// Who takes part, as the leader has it; all machines where nobody changes that.
+    /// Who takes part, as the leader has it; all machines where no operator changes that.
     pub(crate) fn members(&self) -> BTreeSet<u64> {
         let all = || self.machines.iter().map(|machine| machine.id).collect();
         match self.leader() {
@@ -111,7 +111,7 @@ impl World {
         self.step(position, None)
     }
 
-    /// The next idea comes right behind this one, and whoever leads is cut off meanwhile: its
+    /// The next idea comes right behind this one, and the leader is cut off meanwhile: its
     /// successor's log may hold the end of one change and the beginning of the next, neither of
     /// which it has applied, as its store stands still.
     fn press_on(&mut self, leader: usize) {

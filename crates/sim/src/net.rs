@@ -86,7 +86,7 @@ impl Net {
         }
     }
 
-    /// Nobody is at this address any more.
+    /// No node is at this address any more.
     pub fn remove(&self, address: SocketAddr) {
         self.lock().inboxes.remove(&address);
     }
@@ -101,7 +101,7 @@ impl Net {
         into.append(&mut self.lock().sent);
     }
 
-    /// A datagram arrives; answers whether somebody is there.
+    /// A datagram arrives; returns whether somebody is there.
     pub fn arrive(&self, flight: Flight) -> bool {
         let mut state = self.lock();
         let Some(inbox) = state.inboxes.get_mut(&flight.to) else {

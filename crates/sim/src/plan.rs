@@ -80,7 +80,7 @@ pub struct Rates {
 }
 
 /// Which strikes of a run take place, counted from 0 in the order in which they are due. A strike
-/// is a fault with a time of its own; what befalls single datagrams, values or restarts is none.
+/// is a fault with its own time; what befalls single datagrams, values or restarts is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultSchedule(pub BTreeSet<u64>);
 
@@ -135,7 +135,7 @@ pub struct Plan {
     pub clients: u64,
     /// A client's mean pause between operations.
     pub think_us: u64,
-    /// Operations that a client has under way at most.
+    /// Operations that a client has in flight at most.
     pub most_pending: usize,
     /// The mean pause of callers within each replica's process; 0: there are none.
     pub callers_us: u64,
@@ -187,7 +187,7 @@ pub struct Plan {
     /// The most work of a command, bytes, where some client's commands do much; 0: as much as
     /// usual.
     pub work_bytes: u32,
-    /// Whether each log has a loop of its own.
+    /// Whether each log has its own loop.
     pub own_loops: bool,
     /// Each time of this length begins with work, and ends in a lull; 0: there are none.
     pub lull_us: u64,
@@ -236,7 +236,7 @@ const DISTURBANCES: [Kind; 19] = [
     Kind::Lull,
     Kind::Members,
 ];
-/// Operations that most clients have under way at most.
+/// Operations that most clients have in flight at most.
 const MOST_PENDING: usize = 4;
 
 impl Plan {
@@ -432,8 +432,8 @@ impl Plan {
         is_calm && !DISTURBANCES.iter().any(|kind| self.has(*kind))
     }
 
-    /// Lets leaders be cut off one after the other, with this chance. What was under way when the
-    /// lead was lost is what matters, and there is to be much of it.
+    /// Lets leaders be cut off one after the other, with this chance. The operations in flight when
+    /// the lead was lost matter, and there should be many of them.
     fn flutter(&mut self, chance: f64, drawn: u64) {
         let mut apart = Random::new(self.seed ^ drawn);
         if self.nodes > 1 && self.clients <= 100 && apart.chance(chance) {
@@ -459,8 +459,8 @@ impl Plan {
         self.lull_us = self.heartbeat_us * Random::new(self.seed ^ LULL).within(100, 200);
     }
 
-    /// How long somebody pauses who would pause so long, and began to at `now_us`: whoever would
-    /// end in a lull waits for its end.
+    /// How long a client pauses that would pause so long, and began to at `now_us`: a pause that
+    /// would end in a lull lasts until the lull's end.
     pub(crate) fn with_lull(&self, now_us: u64, pause_us: u64) -> Option<u64> {
         let place_us = (now_us + pause_us).checked_rem(self.lull_us)?;
         let is_lull = place_us > self.lull_us / 4;
@@ -719,7 +719,7 @@ mod tests {
         let table = include_str!("../../../docs/testing.md");
         for &kind in Kind::ALL {
             let told = table.contains(&format!("`{kind}`"));
-            assert!(told, "docs/testing.md does not tell of {kind}");
+            assert!(told, "docs/testing.md does not describe {kind}");
         }
         assert_eq!(Plan::draw(7), Plan::draw(7));
     }

@@ -18,7 +18,7 @@ impl Random {
         Random([word(), word(), word(), word()])
     }
 
-    /// A stream of its own for a purpose: how much one consumes does not change what another draws.
+    /// A separate stream for a purpose: how much one consumes does not change what another draws.
     pub fn fork(&mut self, purpose: u64) -> Random {
         Random::new(self.draw() ^ purpose.wrapping_mul(0xd6e8_feb8_6659_fd93))
     }

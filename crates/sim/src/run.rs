@@ -18,7 +18,7 @@ use crate::world::{Failure, Report, World, trace};
 /// Election time-outs within which a healed cluster must have answered everything.
 const PATIENCE: u64 = 60;
 
-/// Runs a plan. Files go to a directory of their own below `root`, which is removed.
+/// Runs a plan. Files go to their own directory below `root`, which is removed.
 pub fn run(plan: &Plan, root: &Path, trace: bool) -> Result<Report, Failure> {
     let place = root.join(format!("run-{}", plan.seed));
     let _ = std::fs::remove_dir_all(&place);
@@ -129,7 +129,7 @@ impl World {
         if self.plan.old_format {
             self.old_keys(number, bound_us)?;
         }
-        // A deposed leader answers what nobody will ever commit only when it has waited for its
+        // A deposed leader answers what will never be committed only when it has waited for its
         // fate long enough.
         let at_rest = |world: &World| {
             let mut nodes = world.machines.iter().filter_map(|machine| machine.node());
@@ -139,8 +139,8 @@ impl World {
         while !at_rest(self) && self.now_us < until_us {
             self.run_until(self.now_us + self.plan.heartbeat_us)?;
         }
-        // What never comes to rest is told of in the end. What does so may begin anew by itself:
-        // keys still expire.
+        // A world that never comes to rest is reported in the end. One that does may begin anew
+        // without input: keys still expire.
         let rests = at_rest(self);
         self.wait(bound_us, "all replicas to apply the same", |world| {
             world.agree() && (!rests || at_rest(world))

@@ -23,7 +23,7 @@ enum Pending {
     Page,
 }
 
-/// A scan under way.
+/// A scan in progress.
 struct Scan {
     /// Tokens that were there before it began.
     there: BTreeSet<u64>,
@@ -139,7 +139,7 @@ impl SnapshotScanWorkload {
             return Ok(false);
         };
         match (pending, result) {
-            // If it is somewhere already, that was an attempt nobody knew the outcome of.
+            // If it is somewhere already, that was an attempt of unknown outcome.
             (
                 Pending::Make(token),
                 Ok(Reply::Array(_) | Reply::Failed(Failure::ConditionFailed)),

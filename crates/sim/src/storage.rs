@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::plan::Kind;
 use crate::world::{World, trace};
 
-/// Times that a copy waits for a moment at which its use must be noticed.
+/// Times that a copy waits for a time at which its use must be noticed.
 const TRIES: u32 = 20;
 
 /// The file in which a machine's replica keeps its standing.
@@ -171,7 +171,7 @@ impl World {
         !refused && self.may_lose_one()
     }
 
-    /// A machine's storage is replaced by an empty one. Answers whether it was.
+    /// A machine's storage is replaced by an empty one. Returns whether it was.
     pub(crate) fn strike_emptied(&mut self, victim: usize) -> bool {
         if !self.may_replace_storage() || self.now_us < self.calm_until_us {
             return false;
@@ -194,7 +194,7 @@ impl World {
         true
     }
 
-    /// A machine's storage is copied, to be put in place of what it has some time later. Answers
+    /// A machine's storage is copied, to be put in place of what it has some time later. Returns
     /// whether it was.
     pub(crate) fn strike_copied(&mut self, victim: usize) -> bool {
         if self.copy.is_some() || self.now_us < self.calm_until_us {
@@ -273,7 +273,7 @@ impl World {
         match machine.standing.has_noticed() {
             true => Ok(()),
             false => Err(Broken(format!(
-                "replica {} runs on an older copy of its storage, and nobody has noticed",
+                "replica {} runs on an older copy of its storage, and this was not noticed",
                 machine.id
             ))),
         }

@@ -9,7 +9,7 @@ use crate::plan::Kind;
 use crate::world::{World, trace};
 
 const DAY_MS: i64 = 86_400_000;
-/// What clocks that agree may differ by, and as much for reports that are under way.
+/// What clocks that agree may differ by, and as much for reports in flight.
 const BOUND_MS: u64 = 2_000;
 
 impl World {

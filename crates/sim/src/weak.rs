@@ -1,7 +1,7 @@
 //! Clients that read weakly (cyclone §2). What they read is not linearizable and not in the
-//! history; what they were promised is checked here: each adds to a counter of its own, and no weak
-//! read may show less than it was told before the read began, by an addition or by another weak
-//! read, whichever leader answered.
+//! history; what they were promised is checked here: each adds to its own counter, and no weak read
+//! may show less than was reported to the client before the read began, by an addition or by
+//! another weak read, whichever leader answered.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use cyclone_wire::reply::Reply;
 #[derive(Debug)]
 pub struct Weak {
     key: Vec<u8>,
-    /// The highest count it was told.
+    /// The highest count reported to it.
     told: i64,
     turns: u64,
-    /// Weak reads under way: what each must show at least.
+    /// Weak reads in flight: what each must show at least.
     pending: BTreeMap<u64, i64>,
 }
 
@@ -73,7 +73,7 @@ impl Weak {
         };
         anyhow::ensure!(
             count >= least,
-            "a weak read shows {count} to a client that was told {least} before"
+            "a weak read shows {count} to a client that read {least} before"
         );
         self.told = self.told.max(count);
         Ok(true)

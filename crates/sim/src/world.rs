@@ -37,7 +37,7 @@ pub struct Report {
     pub undecided: u64,
     /// Faults by kind.
     pub struck: FaultCounts,
-    /// A hash over everything that happened, for telling whether two runs were the same.
+    /// A hash over everything that happened, to compare two runs.
     pub fingerprint: u64,
 }
 
@@ -382,7 +382,7 @@ impl World {
                 self.machines[position].interrupted = true;
                 self.machines[position].stop(&net, false);
             }
-            // What is to be replayed went bad after the start had looked at it; the next start says
+            // What is to be replayed went bad after the start had checked it; the next start says
             // so.
             Fault::Error(text) if text.contains("flash") && self.machines[position].is_lost() => {
                 self.machines[position].stop(&net, false);
@@ -399,7 +399,7 @@ impl World {
         Ok(())
     }
 
-    /// Steps a replica until it has nothing to do, and looks at it.
+    /// Steps a replica until it has nothing to do, and checks it.
     pub(crate) fn step(&mut self, position: usize, mut job: Option<usize>) -> Result<(), Broken> {
         if self.is_paused(position) {
             return Ok(());

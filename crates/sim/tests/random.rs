@@ -100,7 +100,7 @@ fn compare(seed: u64, operations: Vec<Operation>, verdicts: &mut [u32; 2]) {
     }
 }
 
-/// Changes one answer to another plausible one. Answers whether it changed anything.
+/// Changes one answer to another plausible one. Returns whether it changed anything.
 fn mutate(random: &mut Random, operations: &mut [Operation]) -> bool {
     let bytes: Vec<Vec<u8>> = operations
         .iter()

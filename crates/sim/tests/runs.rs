@@ -3,8 +3,8 @@
 use cyclone_replica::Durability;
 use cyclone_sim::{Kind, Plan, run};
 
-/// Seeds with a story: each is the first to fail when the bug that it tells of is planted again
-/// (`make mutants` prints them), or failed once. docs/testing.md tells the stories.
+/// Seeds with a story: each is the first to fail when its bug is planted again (`make mutants`
+/// prints them), or failed once. docs/testing.md tells the stories.
 const STORIES: &[(u64, &str)] = &[
     (9, "memory written in the wrong order"),
     (12, "a conflicting suffix not invalidated"),
@@ -138,8 +138,8 @@ fn runs_with_other_members_on_flash_hold() {
 }
 
 /// An operator who changes the members all the time, in the middle of everything else, with one log
-/// and with several. Seed 3 grows beyond nine ids, 19 leaves a client with nobody but removed
-/// replicas to ask, 20 offers a checkpoint to one whom it leaves out.
+/// and with several. Seed 3 grows beyond nine ids, 19 leaves a client with only removed replicas to
+/// ask, 20 offers a checkpoint to one whom it leaves out.
 #[test]
 fn runs_with_other_members_hold() {
     for seed in 1..=20 {
@@ -158,7 +158,7 @@ fn leaders_come_together_while_members_change() {
 }
 
 /// Seed 91053, the simulator's own mistake: two replicas committed and applied entries in the very
-/// steps in which their stores failed, nobody looked, and the next steps trimmed the entries away.
+/// steps in which their stores failed, no check ran, and the next steps trimmed the entries away.
 #[test]
 fn what_a_last_step_committed_is_known() {
     holds(&with_story(91053, Kind::StoreError), "--seed 91053");
@@ -183,8 +183,8 @@ fn a_change_of_members_is_not_undone() {
 }
 
 /// Seed 476: a replica was removed while a gang stood undecided in one of its logs; what was
-/// committed behind the gang was never applied, and whoever waited for it within that replica
-/// waited for ever.
+/// committed behind the gang was never applied, and all that waited for it within that replica
+/// waited without end.
 #[test]
 fn what_waits_behind_a_gang_is_answered() {
     holds(&with_story(476, Kind::Members), "--seed 476");
@@ -216,9 +216,9 @@ fn a_full_log_whose_leader_is_gone_gets_another() {
 
 /// Seed 192980985314332: log 0 left a joint membership before the other log did. The replica that
 /// log 0 had left out won an election in the other, never heard who led log 0, and kept that log
-/// for ever.
+/// permanently.
 #[test]
-fn nobody_leads_a_log_and_hears_nothing_of_log_zero() {
+fn no_leader_of_a_log_is_cut_off_from_log_zero() {
     let plan = with_story(192_980_985_314_332, Kind::Members);
     assert!(plan.has(Kind::Logs), "the plan is another one now");
     holds(&plan, "--seed 192980985314332");
@@ -227,7 +227,7 @@ fn nobody_leads_a_log_and_hears_nothing_of_log_zero() {
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The
 /// replica asked for it again and again, so that it counted as used and no newer one was made.
 #[test]
-fn a_checkpoint_that_fits_nobody_is_replaced() {
+fn a_checkpoint_that_fits_no_replica_is_replaced() {
     holds(&with_story(3783, Kind::Logs), "--seed 3783");
 }
 

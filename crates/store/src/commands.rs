@@ -19,7 +19,7 @@ use crate::reply_budget::{LOGGED_REPLY_BYTES, LOOP_APPLY_BYTES, ReplyBudget};
 use crate::value::{Item, encode};
 use crate::work::{Stop, Undo, Values, Work};
 
-/// Deadlines that one sweep looks at, at most, whatever it asks for.
+/// Deadlines that one sweep checks, at most, whatever it asks for.
 const MAX_SWEEP: u32 = 1024;
 
 /// A number that no other command of the same log has: for sessions and versions.
@@ -53,7 +53,7 @@ pub(crate) struct Overlay<'a> {
     position: usize,
     /// What the current command's reply may still hold.
     room: ReplyBudget,
-    /// Bytes of values that the call may still look at on an event loop.
+    /// Bytes of values that the call may still read on an event loop.
     loop_bytes_left: Cell<usize>,
     /// How much the current command, and the call, have done.
     pub(crate) work: Work,
@@ -406,7 +406,7 @@ impl<'a> Overlay<'a> {
             return Ok(Reply::Nil);
         };
         let (deadline, value) = (item.deadline, item.into_value());
-        // What cannot be told is not to be lost.
+        // A value that cannot be returned must not be lost.
         if !self.room.try_reserve(value.len()) {
             return Ok(Reply::Failed(Failure::ReplyTooLong));
         }
@@ -578,7 +578,7 @@ impl<'a> Overlay<'a> {
         Ok(Reply::Array(replies))
     }
 
-    /// Removes keys that have expired. Nobody can tell, but the store gets its room back.
+    /// Removes keys that have expired. No client can notice, but the store gets its room back.
     fn sweep(&mut self, limit: usize) -> Result<Reply, Stop> {
         let early_ms = if planted::has(Bug::SweptEarly) {
             1_000
@@ -624,7 +624,7 @@ impl<'a> Overlay<'a> {
         for key in query.keys().iter() {
             let item = self.get(key)?;
             let length = answer.length(item.as_ref());
-            // Whoever gets no reply needs only to know whether it fits.
+            // A command without a reply needs only to know whether it fits.
             let fits = match self.needs_reply() {
                 true => answer.add(item, &mut room),
                 false => room.try_reserve(length),

@@ -1,5 +1,5 @@
-//! Which keys expire when: an index beside the data, so that expired keys are found without looking
-//! at all.
+//! Which keys expire when: an index beside the data, so that expired keys are found without a scan
+//! of all keys.
 //!
 //! A record is written with every value that has a deadline. It goes when the deadline is changed
 //! by a command that reads the key; a SET without a deadline must not read, and leaves the old

@@ -15,7 +15,7 @@ pub struct Echo {
     applied: Vec<Place>,
 }
 
-/// Where a log stands, on a cache line of its own.
+/// Where a log stands, on its own cache line.
 #[repr(align(128))]
 struct Place(Mutex<(u64, u64)>);
 

@@ -1,5 +1,5 @@
 //! A stand-in for RocksDB without its log, for simulations: what is written is in memory until a
-//! flush, a crash keeps some prefix of what came after the last flush, and the disk can be told to
+//! flush, a crash keeps some prefix of what came after the last flush, and the disk can be made to
 //! fail.
 
 use std::path::Path;
@@ -26,7 +26,7 @@ struct State {
     current: Map,
     /// Writes left before the disk fails; `None`: it does not.
     fail_after: Option<u64>,
-    /// Whether reads and writes that must not wait are told that they would have to.
+    /// Whether reads and writes that must not wait fail because they would have to.
     stalled: bool,
     /// Whether there is no room: nothing is written, and nothing is lost.
     full: bool,
@@ -140,8 +140,8 @@ impl FakeDisk {
         self.lock().fail_after = Some(calls);
     }
 
-    /// While set, whatever writes is refused for want of room; who must not wait is told that it
-    /// would have to.
+    /// While set, whatever writes is refused for want of room; callers that must not wait get
+    /// `WouldBlock`.
     pub fn fill(&self, full: bool) {
         self.lock().full = full;
     }
@@ -172,7 +172,7 @@ impl FakeDisk {
         self.lock().stalled
     }
 
-    /// While set, reads and writes that must not wait are told that they would have to.
+    /// While set, reads and writes that must not wait fail because they would have to.
     pub fn stall(&self, stalled: bool) {
         self.lock().stalled = stalled;
     }

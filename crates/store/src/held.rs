@@ -3,7 +3,7 @@
 //! in it as a whole or not at all.
 //!
 //! Views live in this process only. A cursor names its view in the bits above a place, so that one
-//! whose view is gone is told so, and never continues in another's: a view answers only for the
+//! whose view is gone gets an error, and never continues in another's: a view answers only for the
 //! places that it has handed out last.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(crate) fn has_snapshot_id(cursor: u64) -> bool {
 
 /// What one scan holds.
 struct HeldSnapshot {
-    /// None after it was let go.
+    /// None after it was dropped.
     view: Option<Box<dyn View>>,
     /// The state's clock per log at that moment.
     clocks: Vec<u64>,
@@ -118,7 +118,7 @@ impl ScanSnapshots {
         };
         let Some((next, keys)) = page(&**view, place, &at)? else {
             drop(held);
-            // Nobody has heard its name.
+            // No client knows its name.
             if is_new {
                 lock(&self.snapshots).remove(&name);
             }
@@ -179,7 +179,7 @@ impl ScanSnapshots {
         self.replica.store(replica, Ordering::Release);
     }
 
-    /// Lets views go that nobody asks for any more. Does not wait.
+    /// Drops views that clients no longer use. Does not wait.
     pub(crate) fn tick(&self, now_us: u64) {
         self.now_us.store(now_us, Ordering::Release);
         let Ok(mut snapshots) = self.snapshots.try_lock() else {
@@ -208,7 +208,7 @@ impl ScanSnapshots {
         }
     }
 
-    /// Lets all views go, waits for pages under way, and lets none begin while `replace` replaces
+    /// Lets all views go, waits for pages in progress, and lets none begin while `replace` replaces
     /// the state.
     pub(crate) fn without<T>(&self, replace: impl FnOnce() -> T) -> T {
         let mut snapshots = lock(&self.snapshots);

@@ -17,7 +17,7 @@ pub(crate) enum Change<'a> {
     DeleteRange(&'a [u8], &'a [u8]),
 }
 
-/// What several keys are shown to: what the next one holds. Answers whether to go on.
+/// What several keys are shown to: what the next one holds. Returns whether to go on.
 pub(crate) type Found<'v> = dyn FnMut(Option<Cow<'_, [u8]>>) -> bool + 'v;
 
 /// Shows what keys hold, where looking one up neither waits nor fails.
@@ -59,7 +59,7 @@ pub(crate) trait Kv: Send + Sync {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError>;
     /// The same below `to`, and passing over no more keys that are gone than that, if a number is
-    /// given. Answers whether everything was seen that `visit` wanted to see.
+    /// given. Returns whether everything was seen that `visit` wanted to see.
     fn scan_some(
         &self,
         from: &[u8],
@@ -72,11 +72,11 @@ pub(crate) trait Kv: Send + Sync {
     }
     /// Whether `scan` may be called from the event loop.
     fn scans_without_blocking(&self) -> bool;
-    /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the
+    /// Makes what is written survive; returns whether it does. `false`: this map keeps nothing, the
     /// log must.
     fn flush(&self) -> Result<bool, ApplyError>;
     /// Keeps this moment's state readable. Blocks. What is installed later is not to be waited for
-    /// by it: views are let go before.
+    /// by it: views are dropped before.
     fn hold(&self) -> Result<Box<dyn View>, ApplyError>;
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError>;
     fn install(&self, directory: &Path) -> Result<(), ApplyError>;

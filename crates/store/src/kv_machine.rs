@@ -53,6 +53,31 @@ struct Log {
     needs_blocking_from: Option<u64>,
 }
 
+/// Where a log's place is stored.
+#[cfg(feature = "rocksdb")]
+pub(crate) fn place_key(log: u16) -> [u8; 3] {
+    meta::key(log)
+}
+
+/// Applied index and term of a log's place as stored.
+///
+/// # Errors
+/// As [`KvMachine::open`].
+#[cfg(feature = "rocksdb")]
+pub(crate) fn read_place(log: u16, stored: Option<&[u8]>) -> Result<(u64, u64), ApplyError> {
+    let place = read_meta(log, stored)?;
+    Ok((place.applied, place.term))
+}
+
+fn read_meta(log: u16, stored: Option<&[u8]>) -> Result<meta::Place, ApplyError> {
+    let place = stored.map_or(Ok(meta::Place::default()), meta::read);
+    place.map_err(|error| {
+        ApplyError::Fatal(format!(
+            "the applied index of log {log} is damaged: {error}"
+        ))
+    })
+}
+
 /// A [`StateMachine`] over an ordered map.
 pub struct KvMachine<K> {
     kv: K,
@@ -72,7 +97,7 @@ pub struct KvMachine<K> {
     membership: MembershipStore,
     held: ScanSnapshots,
     work: WorkCounters,
-    /// Nobody waits any more for walks over all keys.
+    /// No caller waits any more for scans of all keys.
     are_scans_cancelled: AtomicBool,
 }
 
@@ -165,12 +190,7 @@ impl<K: Kv> KvMachine<K> {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number, self.limits.max_sessions);
             let meta = self.kv.get(&meta::key(number), Mode::Blocking)?;
-            let place = meta.map_or(Ok(meta::Place::default()), |value| meta::read(&value));
-            log.place = place.map_err(|error| {
-                ApplyError::Fatal(format!(
-                    "the applied index of log {number} is damaged: {error}"
-                ))
-            })?;
+            log.place = read_meta(number, meta.as_deref())?;
             let deadline = deadlines::first(&self.kv, number)?;
             self.deadlines[usize::from(number)]
                 .store(deadline.unwrap_or(u64::MAX), Ordering::Release);
@@ -502,7 +522,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
-        // Nor is the state replaced between looking at the places and writing the files.
+        // Nor is the state replaced between reading the applied positions and writing the files.
         let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         // All logs are held, so that the files show one moment of every log.
         let logs: Vec<MutexGuard<'_, Log>> = self

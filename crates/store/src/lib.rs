@@ -12,6 +12,7 @@
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!       WriteBuffer  changes that RocksDB does not have yet              rocks/write_buffer.rs, rocks/table.rs
 //!       SnapshotView  the state at one point in time, for scans         rocks/view.rs
+//!       RocksSalvage  what is readable of a damaged database            rocks/salvage.rs, rocks/sst.rs
 //!     MemoryKv     a sorted map, values found by hash                  memory.rs, memory/indexed.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
@@ -23,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod commands;
+mod damage;
 mod deadlines;
 mod decimal;
 mod echo;
@@ -43,6 +45,7 @@ mod session;
 mod value;
 mod work;
 
+pub use damage::{DamagedFile, StoreDamage};
 pub use echo::Echo;
 pub use fake::{FakeDisk, FakeKv};
 pub use kv_machine::{KvMachine, Limits};
@@ -50,4 +53,4 @@ pub use machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMa
 pub use memory::MemoryKv;
 pub use queries::is_point_query;
 #[cfg(feature = "rocksdb")]
-pub use rocks::{RocksKv, RocksOptions};
+pub use rocks::{RocksKv, RocksOptions, RocksSalvage, SalvagedStore};

@@ -76,7 +76,7 @@ pub struct WorkDone {
     pub largest_command: u64,
     /// Bytes of values in replies that were made.
     pub reply_bytes: u64,
-    /// Of those, the bytes that nobody wanted and no session keeps: none.
+    /// Of those, the bytes that no caller wanted and no session keeps: none.
     pub unwanted_reply_bytes: u64,
 }
 
@@ -86,6 +86,9 @@ pub enum ApplyError {
     /// It would have to wait; nothing was done. Call again from a thread that may.
     #[error("the store would block")]
     WouldBlock,
+    /// The scan was cancelled ([`StateMachine::cancel_scans`]); there is no result.
+    #[error("the scan was cancelled")]
+    Cancelled,
     /// A key's deadline lies between the state's clock and the asker's time: whether the key is
     /// still there is for the log to say. Apply an entry stamped with that time or later (a no-op
     /// will do), and ask again. Only from
@@ -159,8 +162,8 @@ pub trait StateMachine: Send + Sync {
 
     /// Applies one gang (cyclone §5.1): an entry in each of several logs, all or nothing, together
     /// with every log's applied index. `parts` are ascending by log; the first one's payload holds
-    /// the batch, or nothing if the gang has no effect; the others' payloads are not looked at.
-    /// Answers the batch's replies; none if it was applied before.
+    /// the batch, or nothing if the gang has no effect; the others' payloads are not read. Returns
+    /// the batch's replies; none if it was applied before.
     ///
     /// # Errors
     /// As for [`StateMachine::apply`]; fatal where some logs are past their entries and others are
@@ -209,7 +212,7 @@ pub trait StateMachine: Send + Sync {
     /// it.
     fn set_replica_id(&self, _replica: u64) {}
 
-    /// Lets time pass: snapshots that scans hold are let go when they have not been used for a
+    /// Lets time pass: snapshots that scans hold are dropped when they have not been used for a
     /// while. Does not wait.
     fn tick(&self, _now_us: u64) {}
 
@@ -264,11 +267,10 @@ pub trait StateMachine: Send + Sync {
     /// A hash over the whole state, equal on replicas that have applied the same. Blocks.
     ///
     /// # Errors
-    /// When the device refuses; [`ApplyError::WouldBlock`] once nobody waits any more.
+    /// When the device refuses; [`ApplyError::Cancelled`] after [`StateMachine::cancel_scans`].
     fn digest(&self) -> Result<String, ApplyError>;
 
-    /// Nobody waits any more for what walks through all keys: hashes and such queries, also those
-    /// under way, end with
-    /// [`ApplyError::WouldBlock`]. For the end of a process, which would have to wait for them.
+    /// Cancels hashes and queries that scan all keys: those that run and later ones return
+    /// [`ApplyError::Cancelled`]. For the end of a process, which would have to wait for them.
     fn cancel_scans(&self) {}
 }

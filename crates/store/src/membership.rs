@@ -62,6 +62,12 @@ impl MembershipStore {
         }
     }
 
+    /// Where all is stored.
+    #[cfg(feature = "rocksdb")]
+    pub(crate) fn keys(logs: u16) -> impl Iterator<Item = [u8; 4]> {
+        (0..logs).map(members_key).chain([RECORD_KEY])
+    }
+
     /// Reads all from the store.
     ///
     /// # Errors
@@ -167,7 +173,7 @@ mod tests {
         applied.replies.remove(0)
     }
 
-    /// One change of the record succeeds, whoever else tried the same at the same time; what was
+    /// One change of the record succeeds, even if others tried the same at the same time; what was
     /// flushed comes back with the applied index that it belongs to.
     #[test]
     fn the_record_is_replaced_once_and_kept() {

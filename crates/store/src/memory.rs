@@ -121,29 +121,35 @@ pub(crate) fn write<'a>(
 }
 
 /// Reads a state file.
+///
+/// # Errors
+/// [`ApplyError::Damaged`] where its bytes do not read back as they were written.
 pub(crate) fn read(path: &Path) -> Result<Map, ApplyError> {
+    let damaged =
+        |what: &str| ApplyError::Damaged(format!("memory engine: {} {what}", path.display()));
+    let unread = |error: std::io::Error| damaged(&format!("does not read: {error}"));
     let mut input = BufReader::new(fs::File::open(path).map_err(fatal)?);
     let mut word = [0; 8];
-    input.read_exact(&mut word).map_err(fatal)?;
+    input.read_exact(&mut word).map_err(unread)?;
     if &word != MAGIC {
-        return Err(fatal(format!("{} is not a state file", path.display())));
+        return Err(damaged("is not a state file"));
     }
-    input.read_exact(&mut word).map_err(fatal)?;
+    input.read_exact(&mut word).map_err(unread)?;
     let mut map = BTreeMap::new();
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     for _ in 0..u64::from_le_bytes(word) {
         let mut part = || -> Result<Vec<u8>, ApplyError> {
             let mut length = [0; 4];
-            input.read_exact(&mut length).map_err(fatal)?;
+            input.read_exact(&mut length).map_err(unread)?;
             let mut bytes = Vec::new();
             let length = u64::from(u32::from_le_bytes(length));
             // `take` bounds what a damaged length can make us allocate by what the file holds.
             (&mut input)
                 .take(length)
                 .read_to_end(&mut bytes)
-                .map_err(fatal)?;
+                .map_err(unread)?;
             if bytes.len() as u64 != length {
-                return Err(fatal("the state file ends early"));
+                return Err(damaged("ends early"));
             }
             digest.update(&bytes);
             Ok(bytes)
@@ -151,9 +157,9 @@ pub(crate) fn read(path: &Path) -> Result<Map, ApplyError> {
         let key = part()?;
         map.insert(key, part()?);
     }
-    input.read_exact(&mut word).map_err(fatal)?;
+    input.read_exact(&mut word).map_err(unread)?;
     if u64::from_le_bytes(word) != digest.finalize() {
-        return Err(fatal("the state file does not match its checksum"));
+        return Err(damaged("does not match its checksum"));
     }
     Ok(map)
 }

@@ -1,9 +1,9 @@
 //! From the first format of stored values, which had no head, to the present one.
 //!
-//! The first format's data lay in a space of its own, so a store shows what it still has to move.
-//! Values move in batches that write the new and remove the old at once: a crash in between leaves
-//! a part for the next start. No replica serves a state that has not been moved completely, so
-//! replicas that came over at different times are equal.
+//! The first format's data lay in its own space, so a store shows what it still has to move. Values
+//! move in batches that write the new and remove the old at once: a crash in between leaves a part
+//! for the next start. No replica serves a state that has not been moved completely, so replicas
+//! that came over at different times are equal.
 
 use crate::kv::{Change, Kv, space};
 use crate::machine::{ApplyError, Mode};

@@ -93,7 +93,7 @@ pub fn execute(
     allowed: Allowed,
 ) -> Result<(Vec<Reply>, Vec<Written>), ApplyError> {
     let point = Point(get);
-    // There is nobody to hand it to.
+    // There is no worker to hand it to.
     let mut overlay = Overlay::new(&point, Mode::Blocking, allowed.value_bytes as usize, 1);
     overlay.work.begin_entry(Some(allowed.work_bytes));
     let mut replies = Vec::with_capacity(operations.len());

@@ -60,8 +60,8 @@ pub fn is_point_query(query: &Query<'_>) -> bool {
     )
 }
 
-/// The answer to a query that names its keys, while their values are looked at one after the other:
-/// what is not answered is not kept.
+/// The answer to a query that names its keys, while their values are read one after the other: what
+/// is not answered is not kept.
 pub(crate) struct Answer<'q> {
     query: &'q Query<'q>,
     now_ms: u64,
@@ -235,8 +235,8 @@ pub(crate) fn answer_scan(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Repl
 pub(crate) type Page = (u64, Vec<Reply>);
 
 /// One page of whole places, so that the cursor that names the next one neither skips nor repeats a
-/// key. `None`: the keys of one place alone are more than a reply may hold; whoever wants to can
-/// make so many.
+/// key. `None`: the keys of one place alone are more than a reply may hold; any client can make so
+/// many.
 pub(crate) fn page(
     walk: &mut Walk<'_>,
     from: u64,
@@ -244,12 +244,12 @@ pub(crate) fn page(
     count: u32,
 ) -> Result<Option<Page>, ApplyError> {
     let pattern = pattern.map(Pattern::new);
-    // A page of nothing would answer its own cursor, and a client would ask for ever.
+    // A page of nothing would answer its own cursor, and a client would ask without end.
     let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
     let (mut bytes, mut room, mut fits) = (0, ReplyBudget::new(REPLY_BYTES), true);
-    // Keys of the places before the one that is being looked at.
+    // Keys of the places before the one that is being read.
     let mut before = 0;
     walk(&place_key(from), &mut |stored| {
         let here = stored_place(stored);

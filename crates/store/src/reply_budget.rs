@@ -7,7 +7,7 @@ use cyclone_wire::reply::Reply;
 pub(crate) const LOOP_BYTES: usize = 256 << 10;
 /// Keys that it may look up there.
 pub(crate) const LOOP_KEYS: usize = 512;
-/// Bytes of values that the commands of one call of `apply` may look at on an event loop.
+/// Bytes of values that the commands of one call of `apply` may read on an event loop.
 pub(crate) const LOOP_APPLY_BYTES: usize = 2 << 20;
 /// The longest reply to a read.
 pub(crate) const REPLY_BYTES: usize = 64 << 20;
@@ -18,7 +18,7 @@ pub(crate) const LOGGED_REPLY_BYTES: usize = 16 << 20;
 pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
 /// What a part of a reply takes besides its bytes, about. It decides which logged commands take
-/// effect: every replica must have the same, whatever compiler made it, and for ever.
+/// effect: every replica must have the same, whatever compiler made it, in all versions.
 const PART_BYTES: usize = 64;
 const _: () = assert!(PART_BYTES >= 2 * size_of::<Reply>());
 

@@ -3,6 +3,8 @@
 //! hash table before they reach it, many at a time and in order (docs/adr/0051).
 
 mod generations;
+mod salvage;
+mod sst;
 mod table;
 mod view;
 mod write_buffer;
@@ -26,6 +28,7 @@ use self::generations::{
     current, discard_draft, path_of, refuse_lost, remove_others, switch, tables, take_files,
     write_draft,
 };
+pub use self::salvage::{RocksSalvage, SalvagedStore};
 use self::table::FrozenTable;
 use self::view::SnapshotView;
 use self::write_buffer::WriteBuffer;
@@ -98,8 +101,8 @@ fn is_no_space(error: &rocksdb::Error) -> bool {
     error.kind() == ErrorKind::IOError && error.as_ref().contains("No space left on device")
 }
 
-/// While the disk is full RocksDB refuses whatever writes, looks for room by itself, and goes on
-/// when there is some. It refuses writes, too, once a flush or a compaction has read a damaged
+/// While the disk is full RocksDB refuses whatever writes, looks for room without a call, and goes
+/// on when there is some. It refuses writes, too, once a flush or a compaction has read a damaged
 /// block.
 fn write_error(error: rocksdb::Error) -> ApplyError {
     match error.kind() {
@@ -201,7 +204,7 @@ impl RocksKv {
         Ok(found.map(|found| (found, db.snapshot())))
     }
 
-    /// Looks at this moment's state while no other takes its place.
+    /// Reads the current state while no other takes its place.
     fn with_snapshot<T>(
         &self,
         look: impl FnOnce(SnapshotView) -> Result<T, ApplyError>,
@@ -248,7 +251,7 @@ impl Shared {
         while self.write_buffer.wait_for_frozen_table() {
             // There is memory for the next table before anybody wants it.
             self.write_buffer.preallocate_table();
-            // While the database is held nobody installs another, and discards the tables.
+            // While the database is held no thread installs another, and discards the tables.
             let stored = self.with(Mode::Blocking, |db| {
                 if let Some(table) = self.write_buffer.oldest() {
                     write(db, batch_of(&table), Mode::Blocking)?;
@@ -267,7 +270,7 @@ impl Shared {
     }
 }
 
-/// Nobody waits for a thread that has ended, however it did.
+/// No caller waits for a thread that has ended, however it did.
 struct FailOnDrop<'a>(&'a WriteBuffer);
 
 impl Drop for FailOnDrop<'_> {
@@ -466,7 +469,7 @@ impl Kv for RocksKv {
         self.shared
             .with(mode, |db| write(db, batch, mode))
             .inspect_err(|error| {
-                // Whoever called tries again at once.
+                // The caller tries again at once.
                 if matches!(error, ApplyError::NoSpace(_)) {
                     drop(writing);
                     std::thread::sleep(write_buffer::DISK_FULL_WAIT);
@@ -552,7 +555,7 @@ impl Kv for RocksKv {
         })?;
         let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = switch(&self.directory) {
-            // Nobody knows which one a crash would leave: neither is used any more.
+            // It is unknown which one a crash would leave: neither is used any more.
             *guard = None;
             return Err(fatal(error));
         }

@@ -127,7 +127,7 @@ pub(crate) struct Sessions {
 }
 
 /// What replies take. Entries that tell no limit of work were applied by programs that counted
-/// contents alone; the others go by memory. Both are functions of the replies, so that the replicas
+/// contents alone; the others count memory. Both are functions of the replies, so that the replicas
 /// agree whenever they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
@@ -329,7 +329,7 @@ impl Sessions {
     }
 
     /// A part of an entry is next: so many of its commands came in earlier ones. `counts_memory`:
-    /// whether bounds go by the memory that replies take.
+    /// whether bounds count the memory that replies take.
     pub(crate) fn begin_part(&mut self, from: u16, counts_memory: bool) {
         self.from = from;
         self.counts_memory = counts_memory;

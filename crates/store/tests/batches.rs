@@ -1,5 +1,5 @@
 //! Batches with conditions: all or nothing, each operation seeing the earlier ones, versions that
-//! tell whether a key has changed.
+//! show whether a key has changed.
 
 mod support;
 

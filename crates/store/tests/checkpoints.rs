@@ -56,7 +56,7 @@ fn flip(path: &Path) {
 /// A table had rotted at the leader. The follower that fetched the checkpoint ended, came back,
 /// fetched it again, and so on; or took it.
 #[test]
-fn a_damaged_checkpoint_replaces_nothing_and_ends_nobody() {
+fn a_damaged_checkpoint_replaces_nothing_and_ends_no_node() {
     let root = tempfile::tempdir().unwrap();
     let source = Engine::Rocks.open(&root.path().join("source"), 1);
     (1..=4).for_each(|index| apply(&*source, index, 0..1000 * index as u32));

@@ -110,7 +110,7 @@ fn clock_is_set_back_by_its_own_operation_alone() {
 }
 
 /// The state's time is the latest stamp: entries make keys expire, a leader whose clock is behind
-/// brings none back, and a reader whose clock is ahead is told to ask the log.
+/// brings none back, and a reader whose clock is ahead is referred to the log.
 #[test]
 fn keys_expire_by_the_log() {
     for engine in ENGINES {

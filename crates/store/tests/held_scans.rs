@@ -78,7 +78,7 @@ fn a_held_scan_shows_one_moment() {
     }
 }
 
-/// Views are few, are let go, and never stand in for one another.
+/// Views are few, are dropped, and never stand in for one another.
 #[test]
 fn held_scans_end() {
     for engine in ENGINES {
@@ -173,7 +173,7 @@ fn walks_end_and_other_reads_do_not() {
                 machine.cancel_scans();
             }
             let is_right = |error: Option<ApplyError>| match ended {
-                true => matches!(error, Some(ApplyError::WouldBlock)),
+                true => matches!(error, Some(ApplyError::Cancelled)),
                 false => error.is_none(),
             };
             for walk in &walks {

@@ -226,8 +226,7 @@ fn twins() -> [[u8; 8]; 2] {
     unreachable!("there are more blocks than sums")
 }
 
-/// A page ends between places, and whoever wants to can give as many keys as they like the same
-/// one.
+/// A page ends between places, and any client can give as many keys as they like the same one.
 #[test]
 fn pages_of_keys_with_one_place_are_bounded() {
     let sum = |key: &[u8]| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, key);
@@ -327,11 +326,11 @@ fn a_transaction_that_reads_much_is_executed_by_a_worker_and_bounded() {
         assert_eq!(values(&Reply::Array(parts[..15].to_vec())), [MIB; 15]);
         assert_eq!(parts[15..20], [TOO_LONG; 5]);
         assert_eq!(parts[20..], [Reply::Ok, Reply::Nil]);
-        // The next command has room of its own.
+        // The next command has a separate budget.
         assert!(matches!(&replies[1], Reply::Bytes(_)));
         let done = machine.query(&Query::Get { key: b"done" }, Mode::NonBlocking);
         assert_eq!(done.unwrap(), Reply::Bytes(b"yes".to_vec()));
-        // Afterwards the loop goes on by itself.
+        // Afterwards the loop goes on without a worker.
         assert!(apply(machine, &[get(b"big")], Mode::NonBlocking).is_ok());
         told.push(replies);
     }
@@ -375,7 +374,7 @@ fn writes_whose_old_value_does_not_fit_change_nothing() {
             panic!("{replies:?}");
         };
         assert_eq!(parts[15..19], [TOO_LONG; 4]);
-        let (there, for_ever, long) = (Reply::Int(1), Reply::Int(-1), Reply::Int(MIB as i64));
-        assert_eq!(parts[19..], [there, for_ever, long]);
+        let (there, persistent, long) = (Reply::Int(1), Reply::Int(-1), Reply::Int(MIB as i64));
+        assert_eq!(parts[19..], [there, persistent, long]);
     }
 }

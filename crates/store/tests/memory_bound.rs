@@ -1,5 +1,5 @@
-//! Every entry that is accepted can be applied in bounded memory: a process of its own applies the
-//! worst of each command, with an upper bound set by the kernel.
+//! Every entry that is accepted can be applied in bounded memory: its own process applies the worst
+//! of each command, with an upper bound set by the kernel.
 #![cfg(feature = "rocksdb")]
 
 mod support;
@@ -125,7 +125,7 @@ fn worst(keys: &[Vec<u8>]) -> Vec<Vec<Operation<'_>>> {
     ]
 }
 
-/// The process that is bounded. Called by the test below, and by nobody else.
+/// The process that is bounded. Called by the test below, and by nothing else.
 #[test]
 fn bounded_process() {
     let Ok(engine) = std::env::var(BOUNDED) else {

@@ -260,7 +260,7 @@ fn run(
     while machine.applied(0).0 < payloads.len() as u64 {
         let (size, after) = *calls.next().unwrap();
         let applied = machine.applied(0).0;
-        // One that is applied already is offered again now and then, as a replay does.
+        // One that is applied already is sometimes offered again, as a replay does.
         let from = applied.saturating_sub(size as u64 % 2);
         let offered = entries(payloads, from);
         let offered = &offered[..offered.len().min(size + (applied - from) as usize)];

@@ -111,10 +111,10 @@ fn replies_are_bounded() {
     }
 }
 
-/// A client that asks the same again for ever makes nothing grow, and is answered the same after a
-/// restart.
+/// A client that repeats the same request without end makes nothing grow, and is answered the same
+/// after a restart.
 #[test]
-fn a_number_repeated_for_ever_takes_no_room() {
+fn a_number_repeated_without_end_takes_no_room() {
     for engine in ENGINES {
         let root = tempfile::tempdir().unwrap();
         let mut machine = engine.open(root.path(), 1);
@@ -582,7 +582,7 @@ fn a_crash_leaves_what_some_entry_made() {
                 assert_eq!(there, number <= upto, "{engine:?}: {number} of {upto}");
             }
         }
-        // Something reached the disk by itself, or nobody needs to.
+        // Something reached the disk without a flush, or nothing needs to.
         assert!(applied.len() > 1 || *engine == support::Engine::Memory);
     }
 }

@@ -236,7 +236,7 @@ fn every_amplifying_command_is_bounded() {
         let most = machine.work_done().largest_command;
         assert!(most <= u64::from(WORK) + 6000, "{operation:?}: {most}");
     }
-    // Those of several keys by themselves.
+    // Those of several keys alone.
     let many = vec![key; 20];
     for operation in [
         Operation::Del { keys: many.clone() },
@@ -415,7 +415,7 @@ fn entries_are_applied_in_parts_to_the_same_state() {
 
 /// Only where somebody gets them, or a session keeps them.
 #[test]
-fn replies_that_nobody_gets_are_not_made() {
+fn replies_that_no_client_gets_are_not_made() {
     let long = vec![b'v'; 1000];
     let get = |tag| command(tag, Operation::Read(Query::Get { key: b"k" }));
     let machine = machine();

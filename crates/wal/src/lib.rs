@@ -6,6 +6,7 @@
 pub mod flash;
 mod persist;
 mod recover;
+mod recovery_cases;
 mod repair;
 pub mod ring;
 pub mod superblock;

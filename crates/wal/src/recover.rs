@@ -9,6 +9,7 @@ use cyclone_wire::ring::{
     RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot_offset,
 };
 
+use crate::recovery_cases::{Decision, Facts, Header, Segments, Slot, decide};
 use crate::ring::{Meta, Part, Ring, RingError, RingSpec};
 
 /// What recovery found.
@@ -125,29 +126,18 @@ impl Ring {
         let mut index = self.anchor.first;
         let mut prev_term = self.anchor.prev_term;
         while self.free_slots() > 0 {
-            let value = self
-                .area
-                .load_u64(SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8);
-            if value == 0 {
-                break;
-            }
-            let corrupt = |what| RingError::Corrupt { index, what };
-            let offset =
-                slot_offset(value, index).ok_or(corrupt("the slot names another index"))?;
-            let mut meta = match self.read_record(index, offset, prev_term) {
-                Err(_) if planted::has(Bug::RotTruncates) => break,
-                read => read?,
+            let (facts, meta) = self.examine_index(index, prev_term);
+            let meta = match (decide(&facts), meta) {
+                (Decision::End, _) => break,
+                (Decision::Corrupt(_), _) if planted::has(Bug::RotTruncates) => break,
+                (Decision::Corrupt(what), _) => return Err(RingError::Corrupt { index, what }),
+                (Decision::Keep, meta) => meta.ok_or(RingError::Corrupt {
+                    index,
+                    what: "the record was not read",
+                })?,
             };
-            if !self.metas.is_empty() && offset != self.tail {
-                // Only at the wrap is there a gap.
-                meta.skipped = self.records_bytes - self.tail;
-            }
-            let follows = self.metas.is_empty() || offset == self.tail || offset == 0;
-            self.tail = offset + meta.bytes;
+            self.tail = meta.offset + meta.bytes;
             self.used += meta.bytes + meta.skipped;
-            if !follows || self.used > self.records_bytes {
-                return Err(corrupt("the record does not lie behind its predecessor"));
-            }
             prev_term = meta.term;
             self.metas.push_back(meta);
             index += 1;
@@ -155,22 +145,68 @@ impl Ring {
         Ok(())
     }
 
-    fn read_record(&self, index: u64, offset: u64, prev_term: u64) -> Result<Meta, RingError> {
-        let corrupt = |what| RingError::Corrupt { index, what };
-        if offset + RECORD_HEADER_BYTES as u64 > self.records_bytes {
-            return Err(corrupt("the slot points outside the records"));
-        }
+    /// Reads the facts about an index, up to the first that decides, and the record.
+    fn examine_index(&self, index: u64, prev_term: u64) -> (Facts, Option<Meta>) {
+        let value = self
+            .area
+            .load_u64(SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8);
+        let offset = slot_offset(value, index);
+        let slot = match offset {
+            _ if value == 0 => Slot::Null,
+            None => Slot::OtherIndex,
+            Some(offset) if offset + RECORD_HEADER_BYTES as u64 > self.records_bytes => {
+                Slot::Outside
+            }
+            Some(_) => Slot::Inside,
+        };
+        let mut facts = Facts::of(slot, index <= self.hard_state.commit);
+        let (Slot::Inside, Some(offset)) = (slot, offset) else {
+            return (facts, None);
+        };
         let rest = self
             .area
             .bytes(self.records_at + offset, self.records_bytes - offset);
-        let (header, pieces) = RecordHeader::decode(rest)
-            .ok_or(corrupt("the record's header does not match its checksum"))?;
-        if header.log != self.spec.log || header.index != index {
-            return Err(corrupt("the record belongs to another place"));
+        let decoded = RecordHeader::decode(rest);
+        let header = match &decoded {
+            None => Header::Damaged,
+            Some((it, _)) if it.log != self.spec.log || it.index != index => Header::OtherPlace,
+            Some((it, _)) if it.prev_term != prev_term || it.term < prev_term => Header::OtherTerm,
+            Some(_) => Header::Matches,
+        };
+        facts.header = Some(header);
+        let (Header::Matches, Some((header, pieces))) = (header, decoded) else {
+            return (facts, None);
+        };
+        let mut meta = match self.locate_payload(offset, &header, &pieces) {
+            Ok(meta) => meta,
+            Err(segments) => {
+                facts.segments = Some(segments);
+                return (facts, None);
+            }
+        };
+        facts.segments = Some(Segments::Inside);
+        let is_whole = self.payload_crc(&meta) == header.payload_crc;
+        facts.is_payload_whole = Some(is_whole);
+        if !is_whole {
+            return (facts, None);
         }
-        if header.prev_term != prev_term || header.term < prev_term {
-            return Err(corrupt("the record does not follow its predecessor"));
+        if !self.metas.is_empty() && offset != self.tail {
+            // Only at the wrap is there a gap.
+            meta.skipped = self.records_bytes - self.tail;
         }
+        let follows = self.metas.is_empty() || offset == self.tail || offset == 0;
+        let fits = self.used + meta.bytes + meta.skipped <= self.records_bytes;
+        facts.is_adjacent = Some(follows && fits);
+        (facts, Some(meta))
+    }
+
+    /// Where a record's payload lies.
+    fn locate_payload(
+        &self,
+        offset: u64,
+        header: &RecordHeader,
+        pieces: &[Piece],
+    ) -> Result<Meta, Segments> {
         let table = pieces.len() * SEGMENT_BYTES;
         let mut at = offset + (RECORD_HEADER_BYTES + table) as u64;
         let inline = |at: &mut u64, len: u32| {
@@ -178,49 +214,35 @@ impl Ring {
             *at += u64::from(len);
             (*at <= self.records_bytes)
                 .then_some(from)
-                .ok_or(corrupt("the record leaves the record area"))
+                .ok_or(Segments::Outside)
         };
-        let parts =
-            if pieces.is_empty() {
-                inline(&mut at, header.len)?;
-                None
-            } else {
-                let mut parts = Vec::with_capacity(pieces.len());
-                for piece in &pieces {
-                    parts.push(match *piece {
-                        Piece::Inline { len } => Part::Inline {
-                            from: inline(&mut at, len)?,
-                            len,
-                        },
-                        Piece::Extent { frame, offset, len } => {
-                            let pool = self
-                                .pool
-                                .as_ref()
-                                .ok_or(corrupt("the record names a frame, and there is no pool"))?;
-                            let frame = pool.adopt(frame, offset, len);
-                            Part::Extent(frame.map_err(|_| {
-                                corrupt("the record names a frame that does not exist")
-                            })?)
-                        }
-                    });
+        let mut parts = Vec::with_capacity(pieces.len());
+        if pieces.is_empty() {
+            inline(&mut at, header.len)?;
+        }
+        for piece in pieces {
+            parts.push(match *piece {
+                Piece::Inline { len } => Part::Inline {
+                    from: inline(&mut at, len)?,
+                    len,
+                },
+                Piece::Extent { frame, offset, len } => {
+                    let pool = self.pool.as_ref().ok_or(Segments::NoPool)?;
+                    let frame = pool.adopt(frame, offset, len);
+                    Part::Extent(frame.map_err(|_| Segments::NoFrame)?)
                 }
-                Some(parts.into_boxed_slice())
-            };
-        let bytes = (at - offset).next_multiple_of(RECORD_UNIT);
-        let meta = Meta {
+            });
+        }
+        Ok(Meta {
             offset,
-            bytes,
+            bytes: (at - offset).next_multiple_of(RECORD_UNIT),
             skipped: 0,
             term: header.term,
             kind: header.kind,
             len: header.len,
             payload_crc: header.payload_crc,
-            parts,
-        };
-        if self.payload_crc(&meta) != header.payload_crc {
-            return Err(corrupt("the payload does not match its checksum"));
-        }
-        Ok(meta)
+            parts: (!parts.is_empty()).then(|| parts.into_boxed_slice()),
+        })
     }
 
     fn payload_crc(&self, meta: &Meta) -> u32 {

@@ -1,6 +1,6 @@
-//! Mending a ring that does not read back, on a stopped node. What is offered without being told
-//! otherwise loses nothing: where everything damaged lies at or below an index up to which the
-//! store survives by itself, the log may begin behind that index, as after trimming. Everything
+//! Mending a ring that does not read back, on a stopped node. A repair that is offered without a
+//! warning loses nothing: where everything damaged lies at or below an index up to which the store
+//! survives without the log, the log may begin behind that index, as after trimming. Everything
 //! above must read back as recovery demands, up to the end and at least up to the durable commit
 //! index.
 
@@ -41,8 +41,8 @@ pub enum Finding {
         /// Durable commit index: up to here certainly acknowledged entries are lost.
         commit: u64,
     },
-    /// There is nothing to go by: term, vote or the log's beginning are gone, or the store lacks
-    /// what lies before the log.
+    /// The log cannot be reconstructed: term, vote or the log's beginning are gone, or the store
+    /// lacks what lies before the log.
     Hopeless {
         /// What recovery says.
         error: RingError,
@@ -50,8 +50,8 @@ pub enum Finding {
 }
 
 impl Ring {
-    /// Looks at an area without changing it. `held` is index and term of the last entry that the
-    /// store holds durably. Answers the area as it was.
+    /// Examines an area without changing it. `held` is index and term of the last entry that the
+    /// store holds durably. Returns the area as it was.
     pub fn examine(
         area: Area,
         spec: RingSpec,
@@ -141,7 +141,7 @@ impl Ring {
         }
         // As far as entries of the log go that begins at `first`, as it stands.
         let whole = self.last_index();
-        // What lies behind that which the store holds, by itself.
+        // What lies behind the store's last entry, without the entries before.
         let kept = self.anchor;
         self.anchor = self.anchor_at(held.0 + 1, held.1, false);
         self.forget_records();

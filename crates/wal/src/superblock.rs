@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn each_foreign_region_is_told_apart() {
+    fn each_foreign_region_is_distinguished() {
         let (region, _) = Region::simulated(4096).expect("memory");
         let mut area = region.take(0, 4096).expect("first taker");
         let ours = identity();
@@ -277,7 +277,7 @@ mod tests {
 
     /// Any bit of the superblock turns: the region is refused.
     #[test]
-    fn rot_is_told() {
+    fn rot_is_detected() {
         let (region, sim) = Region::simulated(4096).expect("memory");
         create(
             &mut region.take(0, 4096).expect("first taker"),

@@ -301,7 +301,7 @@ impl Ring {
             .skip(keep)
             .map(|meta| meta.bytes + meta.skipped)
             .sum();
-        // Dropping the metas lets go of the frames: nothing durable names them any more.
+        // Dropping the metas frees the frames: nothing durable names them any more.
         self.metas.truncate(keep);
         self.used -= removed;
         self.tail = self.metas.back().map_or(0, |meta| meta.offset + meta.bytes);

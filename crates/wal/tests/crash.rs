@@ -349,7 +349,7 @@ fn rotten(image: &[u8], at: usize, bit: u8) -> Vec<u8> {
 /// Any bit of a live slot, record or frame turns: the log says so and does not shorten itself, even
 /// where the commit index would allow it.
 #[test]
-fn rot_is_told() {
+fn rot_is_detected() {
     let mut bed = Bed::create();
     some_log()
         .iter()

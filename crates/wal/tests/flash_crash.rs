@@ -1,6 +1,6 @@
 //! Both levels and a store, cut at every store, flush and fence of memory and with every fate of
-//! the flash pages that are under way: what was acknowledged is there. And the only level, whose
-//! memory is lost with every crash. `CYCLONE_SEED` replaces the seeds.
+//! the flash pages in flight: what was acknowledged is there. And the only level, whose memory is
+//! lost with every crash. `CYCLONE_SEED` replaces the seeds.
 
 #[path = "support/levels.rs"]
 mod levels;
@@ -22,11 +22,11 @@ enum Op {
     Commit,
     /// Flash takes what is committed, and time passes.
     Drain(u64),
-    /// The ring lets go of what is durable on flash.
+    /// The ring frees entries that are durable on flash.
     Release,
     /// The store flushes what it has applied.
     StoreFlush,
-    /// Flash lets go of what the store has flushed.
+    /// Flash frees entries that the store has flushed.
     Trim,
 }
 
@@ -132,7 +132,7 @@ fn recover(image: &[u8], disk: &cyclone_wal::flash::SimDisk, truth: Truth, conte
     check(&mut levels);
 }
 
-/// Fates of the pages under way: all of them where they are few, else a sample.
+/// Fates of the pages in flight: all of them where they are few, else a sample.
 fn fates(pages: usize, dice: &mut Dice) -> Vec<Vec<u8>> {
     if pages <= 3 {
         let all = 3usize.pow(pages as u32);
@@ -555,7 +555,7 @@ fn as_the_only_level_trimming_leaves_a_hard_state() {
                 hard.commit = levels.flash.durable_index();
                 levels.flash.set_hard_state(hard.clone());
             }
-            // While writes are under way, pages fill.
+            // While writes are in flight, pages fill.
             let us = [0, 0, 20, 300][dice.roll(4) as usize];
             levels.pass(us, last);
             levels.flash.trim(levels.flash.durable_index());

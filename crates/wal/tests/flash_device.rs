@@ -12,7 +12,7 @@ use cyclone_wal::flash::{
 };
 use levels::{WHO, bytes, first_hard_state, new_ring};
 
-/// A file of its own that goes away with the test.
+/// A file that goes away with the test.
 struct Place(PathBuf);
 
 impl Place {
@@ -46,7 +46,7 @@ fn devices() -> Vec<(&'static str, Open)> {
     devices
 }
 
-/// With nothing else under way.
+/// With no other request in flight.
 fn wait_one(device: &mut dyn FlashDevice) -> Completion {
     let mut done = Vec::new();
     loop {
@@ -143,7 +143,7 @@ fn pages_come_back_and_limits_hold() {
             }
         }
         assert!(refused > 0, "{name}: bounded");
-        // Dropped with reads under way.
+        // Dropped with reads in flight.
         drop(device);
     }
 }
@@ -250,9 +250,9 @@ fn growth_goes_on_behind_a_new_area() {
     }
 }
 
-/// Looking at an area, long enough for it to grow if it did: it stays as it is.
+/// Inspects an area, long enough for it to grow if it did: it stays as it is.
 #[test]
-fn an_area_that_is_looked_at_does_not_change() {
+fn an_area_that_is_inspected_does_not_change() {
     let place = Place::new("looked-at");
     let spec = FlashSpec::new(3, FlashMode::Only, BYTES);
     let device = ThreadedFlash::open(&place.0, BYTES).expect("the file can be made");
@@ -311,7 +311,7 @@ fn an_area_has_its_space_from_the_beginning() {
         let bytes = std::fs::read(&place.0).expect("it reads back");
         std::fs::remove_file(&place.0).expect("it is there");
         std::fs::write(&place.0, &bytes).expect("there is room");
-        // Looking at it changes nothing, nor does taking it for another's.
+        // Inspection changes nothing, nor does taking the area for another's.
         let inspected = FlashLog::inspect(open(&place.0).expect("it is free"));
         inspected.expect("it is whole");
         let larger = FlashSpec {

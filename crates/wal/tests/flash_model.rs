@@ -166,7 +166,7 @@ fn fill(levels: &mut Levels, from: u64, to: u64, len: usize) {
 /// The budget is used up: the log says so, keeps what it has, and goes on when something is
 /// trimmed.
 #[test]
-fn a_full_budget_is_told_and_mended_by_trimming() {
+fn a_full_budget_is_reported_and_ended_by_trimming() {
     let mut levels = Levels::new(FlashMode::Second, 1);
     let mut index = 0;
     while levels.flash.state(levels.now_us) == FlashState::Ready {
@@ -236,7 +236,7 @@ fn space_is_used_again_and_again() {
 
 /// A write that takes seconds is reported, and nothing is lost by it.
 #[test]
-fn a_hung_device_is_told() {
+fn a_hung_device_is_reported() {
     let mut levels = Levels::new(FlashMode::Second, 3);
     fill(&mut levels, 1, 16, 100);
     let until = levels.now_us + 3_000_000;
@@ -257,7 +257,7 @@ fn a_hung_device_is_told() {
     );
 }
 
-/// Failed writes are tried again until they succeed; meanwhile the reason is told.
+/// Failed writes are tried again until they succeed; meanwhile the reason is reported.
 #[test]
 fn failed_writes_are_repeated() {
     for (error, device_full) in [(DeviceError::Io(5), false), (DeviceError::NoSpace, true)] {
@@ -314,9 +314,9 @@ fn lost_and_misdirected_writes_are_noticed() {
     }
 }
 
-/// Any page of the log rots, but for the last ones, which nobody can vouch for: the log refuses to
-/// open rather than to forget entries. And a page that the device cannot read is an error, not an
-/// end.
+/// Any page of the log rots, but for the last ones, for which no later page can vouch: the log
+/// refuses to open rather than to forget entries. And a page that the device cannot read is an
+/// error, not an end.
 #[test]
 fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     let mut levels = Levels::new(FlashMode::Second, 6);
@@ -399,7 +399,7 @@ fn a_bad_page_costs_only_the_entries_in_it() {
     }
 }
 
-/// Areas of others, of other shapes, and damaged ones are told apart.
+/// Areas of others, of other shapes, and damaged ones are distinguished.
 #[test]
 fn foreign_areas_are_refused() {
     let levels = Levels::new(FlashMode::Second, 7);

@@ -120,7 +120,7 @@ fn opening_reads_each_page_once_wherever_an_entry_lies() {
         assert_eq!(flash.first_index(), levels.flash.first_index(), "{context}");
         assert_eq!(flash.last_index(), index, "{context}");
         let (read_bytes, mut places) = asked.take();
-        // The superblock is a page in a segment of its own.
+        // The superblock is a page in its own segment.
         let once = grown - u64::from(SEGMENT) + 4096;
         places.sort_unstable();
         let asked_for = places.len();

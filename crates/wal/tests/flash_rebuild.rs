@@ -1,5 +1,5 @@
-//! Memory made anew from flash, where more is put back than a ring takes by itself: while the log
-//! lived, what was received lay in frames.
+//! Memory made anew from flash, where more is put back than a ring takes without frames: while the
+//! log lived, what was received lay in frames.
 
 #[path = "support/levels.rs"]
 mod levels;

@@ -8,13 +8,13 @@ mod levels;
 use cyclone_wal::flash::{FlashLog, FlashMode, SimDisk};
 use levels::{Dice, Levels, WHO, open_flash, open_ring, seed, spec};
 
-/// What becomes of pages under way: most are whole, torn or missing alike, so that writes overtake
-/// each other.
+/// The fate of pages in flight: most are whole, torn or missing alike, so that writes overtake each
+/// other.
 fn fate(pages: usize, dice: &mut Dice) -> Vec<u8> {
     (0..pages).map(|_| dice.roll(3) as u8).collect()
 }
 
-/// Appends, and lets time pass; while writes are under way, others follow.
+/// Appends, and lets time pass; while writes are in flight, others follow.
 fn go_on(levels: &mut Levels, last: &mut u64, dice: &mut Dice) {
     let len = [60, 1_500, 3_000, 3_900][dice.roll(4) as usize];
     *last += u64::from(levels.append(*last + 1, 1, len));
@@ -30,7 +30,7 @@ fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str)
     let mut last = levels.ring.last_index();
     let mut opened = 0;
     if levels.flash.fill() < 0.5 && dice.roll(2) == 0 {
-        // There is room, whatever the pages say that tell of it.
+        // There is room, whatever the pages say about it.
         levels.settle(last);
     }
     for step in 0..25 {
@@ -53,7 +53,7 @@ fn second_life(mut levels: Levels, trimmed: u64, dice: &mut Dice, context: &str)
 /// The log is almost full when it is trimmed, and the page that tells so overtakes one that is cut
 /// short: it tells where the log begins, and lies where the next life writes first.
 #[test]
-fn a_second_crash_leaves_a_log_whose_beginning_was_told_behind_its_end() {
+fn a_second_crash_leaves_a_log_whose_recorded_beginning_lies_behind_its_end() {
     let mut opened = 0;
     for round in 0..3 {
         let seed = seed(4_100 + round);

@@ -69,7 +69,7 @@ fn image() -> Vec<u8> {
     area.bytes(0, RING_BYTES).to_vec()
 }
 
-/// A region of its own that begins with these bytes.
+/// A region that begins with these bytes.
 fn placed(bytes: &[u8]) -> (Area, Pool) {
     let region = Region::anonymous(REGION_BYTES).unwrap();
     let pool = pool(&region);
@@ -100,7 +100,7 @@ fn every_damaged_byte_with_everything_the_store_may_hold() {
     let image = image();
     let (mut heads, mut tails, mut hopeless) = (0, 0, 0);
     for at in 0..RING_BYTES as usize {
-        // What is never looked at makes no difference; one of its bytes is enough.
+        // What is never read makes no difference; one of its bytes is enough.
         if image[at] == 0 && at % 64 != 0 {
             continue;
         }

@@ -227,7 +227,7 @@ fn what_is_written_and_not_made_durable_was_never_there() {
     }
 }
 
-/// A batch that nobody made durable must not be built upon: the process ends instead.
+/// A batch that was not made durable must not be built upon: the process ends instead.
 #[test]
 #[should_panic(expected = "one batch at a time")]
 fn a_second_batch_waits_for_the_first() {

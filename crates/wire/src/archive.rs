@@ -271,7 +271,7 @@ pub fn stamp_ms(payload: &[u8]) -> Option<u64> {
     Some(head.stamp_ms).filter(|stamp| *stamp > 0)
 }
 
-/// Longest payload of an entry that sets a log's clock: it stands in an entry of its own.
+/// Longest payload of an entry that sets a log's clock: it stands in its own entry.
 const SET_CLOCK_BYTES: usize = 64;
 
 /// A log's clock after an entry, from the clock before it: the entry's stamp if that is later, or

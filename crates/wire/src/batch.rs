@@ -19,11 +19,11 @@ use crate::codec::{DecodeError, Reader, Write};
 
 /// Bytes before the first command.
 pub const HEADER_BYTES: usize = 20;
-/// The same where no limit is told.
+/// The same where no limit is stated.
 const SHORT_HEADER_BYTES: usize = 12;
-/// In the count: the longest value is told.
+/// In the count: the longest value is stated.
 const LIMITED: u32 = 1 << 31;
-/// In the count: the most work of a command is told as well.
+/// In the count: the most work of a command is stated as well.
 const WORK_LIMITED: u32 = 1 << 30;
 /// Commands that one entry may hold.
 pub const MAX_COMMANDS: usize = 4096;

@@ -38,7 +38,8 @@ pub enum ReadMode {
     /// otherwise as `Index`.
     Lease,
     /// The leader answers alone, once what it has in its log is applied (cyclone §2, weak read):
-    /// shows everything that this client was told is done, perhaps not what others have done since.
+    /// shows everything that was reported to this client as done, perhaps not what others have done
+    /// since.
     Weak,
 }
 
@@ -126,7 +127,7 @@ fn put_item(out: &mut Vec<u8>, id: u64, kind: u8, body: impl FnOnce(&mut Vec<u8>
     });
 }
 
-/// Requests of one message at most: what a node takes in without looking at anything else.
+/// Requests of one message at most: what a node takes in before it handles anything else.
 pub const MOST_REQUESTS: usize = 1024;
 
 /// Walks the requests of a message. It holds no borrow: the message is handed to every call.

@@ -223,7 +223,7 @@ pub enum Operation<'a> {
     /// Removes keys whose deadline lies at or before the entry's stamp; answers how many. For the
     /// leader's own use: expired keys are invisible in any case.
     Sweep {
-        /// Deadlines looked at, at most.
+        /// Deadlines checked, at most.
         limit: u32,
     },
     /// The membership of this log from this entry on ([`crate::membership::read_members`]). What it
@@ -309,7 +309,7 @@ pub enum Query<'a> {
         cursor: u64,
         /// Glob pattern, or `None` for all keys.
         pattern: Option<&'a [u8]>,
-        /// How many keys to look at, at least 1.
+        /// How many keys to check, at least 1.
         count: u32,
         /// Whether all pages are to show one moment. Then a cursor names what the replica that
         /// answered holds: it is refused after a failover, and when it has not been used for a

@@ -226,7 +226,7 @@ impl PageHeader {
             life: u32_at(page, 40),
             used: u16_at(page, 44),
         };
-        // A page of zeros, which is what most invalid ones are, is told without a checksum.
+        // A page of zeros, which is what most invalid ones are, is recognised without a checksum.
         let whole = u16_at(page, 4) == PAGE_MAGIC
             && usize::from(header.used) <= PAGE_ROOM
             && header.durable <= header.sequence

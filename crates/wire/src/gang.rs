@@ -9,7 +9,7 @@
 //! ```
 //! The lowest participant's part carries the commands as a [`crate::batch`], the others' parts
 //! carry nothing more than the head; nor does an abort entry. The first word is no count that a
-//! batch may have, so that the two are told apart.
+//! batch may have, so that the two are distinguished.
 //= cyclone §5.1
 
 use crate::codec::{DecodeError, Reader, Write};
@@ -26,7 +26,7 @@ pub const MAX_LOGS: u16 = 64;
 const PART: u8 = 1;
 const ABORT: u8 = 2;
 
-/// Names one gang for ever.
+/// Names one gang, uniquely for all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce {
     /// The coordinator.

@@ -276,7 +276,7 @@ mod tests {
         (found != negated).then_some(end)
     }
 
-    /// Of few bytes, so that texts match now and then.
+    /// Of few bytes, so that texts match sometimes.
     fn bytes(of: &'static [u8], most: usize) -> impl Strategy<Value = Vec<u8>> {
         proptest::collection::vec(proptest::sample::select(of), 0..most)
     }

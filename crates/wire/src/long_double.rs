@@ -58,7 +58,7 @@ impl LongDouble {
 
     /// Reads a number as Redis does: decimal or hexadecimal, with an exponent or without, or `inf`;
     /// nothing before or behind it. `None` also for NaN, and for what is out of range or too small
-    /// to be told from zero.
+    /// to be distinguished from zero.
     pub fn parse(text: &[u8]) -> Option<LongDouble> {
         if text.len() > MAX_TEXT_BYTES {
             return None;

@@ -140,7 +140,7 @@ pub struct Replica {
 }
 
 /// The cluster's record of its members, kept by the state machine of log 0. A change is begun by a
-/// record that names what is wanted; whoever leads log 0 brings every log there, and ends it by one
+/// record that names what is wanted; the leader of log 0 brings every log there, and ends it by one
 /// that does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -150,9 +150,9 @@ pub struct Record {
     pub number: u64,
     /// The highest id ever given.
     pub highest: u64,
-    /// The members when no change is under way, or before it.
+    /// The members when no change is in progress, or before it.
     pub members: Vec<Replica>,
-    /// What is wanted, while a change is under way.
+    /// What is wanted, while a change is in progress.
     pub target: Option<Vec<Replica>>,
 }
 
@@ -172,7 +172,7 @@ impl Record {
         id <= self.highest && !self.everyone().any(|replica| replica.id == id)
     }
 
-    /// Whether it makes sense: somebody votes, nobody is named twice, ids are in range.
+    /// Whether it makes sense: somebody votes, no replica is named twice, ids are in range.
     pub fn is_sane(&self) -> bool {
         let sane = |list: &Vec<Replica>| {
             let mut ids: Vec<u64> = list.iter().map(|replica| replica.id).collect();

@@ -72,7 +72,7 @@ bugs! {
     FlashGapIsEnd = "flash-gap-is-end",
     /// wal: what was handed over to flash counts as durable there.
     FlashAckEarly = "flash-ack-early",
-    /// consensus: the ring lets go of what flash has been handed, durable or not.
+    /// consensus: the ring frees entries that were submitted to flash, durable or not.
     FlashFreedEarly = "flash-freed-early",
     /// consensus: the vote is not part of what is written.
     VoteNotWritten = "vote-not-written",
@@ -88,17 +88,16 @@ bugs! {
     FramesLeaked = "frames-leaked",
     /// replica: a leader whose store takes nothing does not hand over.
     StalledLeaderStays = "stalled-leader-stays",
-    /// replica: a leader whose store takes nothing hands over to whoever has most of the log,
-    /// whatever its store does.
+    /// replica: a leader whose store takes nothing hands over to the replica that has most of the
+    /// log, whatever its store does.
     HandsOverToStalled = "hands-over-to-stalled",
     /// replica: reads do not wait until a majority has confirmed the leader.
     ReadsNotConfirmed = "reads-not-confirmed",
     /// replica: reads do not wait for the entries they must see.
     ReadsNotWaiting = "reads-not-waiting",
-    /// replica: what a deposed leader had under way counts as not done.
+    /// replica: proposals in flight at a deposed leader count as not done.
     InFlightIsLost = "in-flight-is-lost",
-    /// replica: what a leader had under way in an earlier term stays before what it has under way
-    /// now.
+    /// replica: proposals in flight from an earlier term stay before those of this term.
     EarlierTermForgotten = "earlier-term-forgotten",
     /// replica: an entry's replies go to its commands in the wrong order.
     RepliesReversed = "replies-reversed",
@@ -114,7 +113,7 @@ bugs! {
     AmnesiaAccepted = "amnesia-accepted",
     /// consensus: a leader goes on counting what a peer has acknowledged and lost.
     LostKeepsCounting = "lost-keeps-counting",
-    /// consensus: a replica does not look at what its leader says that it has acknowledged.
+    /// consensus: a replica does not check what its leader says that it has acknowledged.
     ClaimIgnored = "claim-ignored",
     /// replica: an empty replica votes at once, as soon as it was started with `--bootstrap`.
     BootstrapWithoutAsking = "bootstrap-without-asking",
@@ -171,13 +170,13 @@ bugs! {
     ExcessKept = "excess-kept",
     /// store: a call applies all of its entries, however much work they are.
     CallUnbounded = "call-unbounded",
-    /// store: replies that nobody gets are made.
+    /// store: replies that no client receives are made.
     RepliesEverywhere = "replies-everywhere",
     /// replica: what an entry's commands need at least is not counted before it is proposed.
     ExcessProposed = "excess-proposed",
     /// replica: weak reads do not wait for what is in the log.
     WeakReadWithoutWaiting = "weak-read-without-waiting",
-    /// replica: what was read under a lease is told without looking at the lease again.
+    /// replica: a value read under a lease is returned without checking the lease again.
     LeaseNotCheckedAfter = "lease-not-checked-after",
     /// client: an unknown outcome is reported as not done.
     UnknownIsNotDone = "unknown-is-not-done",

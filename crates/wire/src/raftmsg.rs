@@ -136,7 +136,7 @@ impl Members {
         }
     }
 
-    /// Whether a change is under way: majorities of two configurations are needed.
+    /// Whether a change is in progress: majorities of two configurations are needed.
     pub fn is_joint(&self) -> bool {
         !self.voters_outgoing.is_empty()
     }
@@ -146,7 +146,7 @@ impl Members {
         self.lists().into_iter().any(|list| list.contains(&id))
     }
 
-    /// The highest id named; 0 if nobody is.
+    /// The highest id named; 0 if none is.
     pub fn highest(&self) -> u64 {
         self.lists()
             .into_iter()
@@ -165,7 +165,7 @@ impl Members {
         ]
     }
 
-    /// Whether the configuration makes sense: voters exist, nobody is named twice in a list,
+    /// Whether the configuration makes sense: voters exist, no replica is named twice in a list,
     /// learners do not vote, and the lists of a joint change belong together.
     pub fn is_sane(&self) -> bool {
         let distinct = |list: &Vec<u64>| {

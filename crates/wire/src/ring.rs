@@ -149,7 +149,7 @@ impl Anchor {
 pub struct HardState {
     /// Current term.
     pub term: u64,
-    /// Whom this replica voted for in it; 0 for nobody.
+    /// Whom this replica voted for in it; 0 for no replica.
     pub vote: u64,
     /// Index known to be committed.
     pub commit: u64,

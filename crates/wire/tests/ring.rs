@@ -1,4 +1,4 @@
-//! The region's layouts: what is written reads back, a turned bit is told, and no bytes make a
+//! The region's layouts: what is written reads back, a turned bit is detected, and no bytes make a
 //! reader panic.
 
 use cyclone_wire::ring::{

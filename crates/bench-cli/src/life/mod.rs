@@ -38,7 +38,7 @@ pub struct Soak {
     /// Bytes of each value.
     #[arg(long, default_value_t = 512)]
     pub value_bytes: usize,
-    /// Writes under way.
+    /// Writes in flight.
     #[arg(long, default_value_t = 256)]
     pub inflight: usize,
     /// Where flash and stores lie: on the disk in question.

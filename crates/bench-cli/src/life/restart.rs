@@ -1,5 +1,5 @@
-//! A replica is killed with so much log behind it, and started again. The phases are told by the
-//! node's own log; the last one ends with the first write that is acknowledged.
+//! A replica is killed with so much log behind it, and started again. The phases are reported by
+//! the node's own log; the last one ends with the first write that is acknowledged.
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Writes at full speed over a small log, minute after minute: 64 MB in memory and 256 MB on flash,
-//! which hold a few seconds of it. Space and memory must stay what they are, nobody waits long, and
-//! nobody is elected. //= cyclone §6
+//! which hold a few seconds of it. Space and memory must stay what they are, no write waits long,
+//! and no leader is elected. //= cyclone §6
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A store behind the packet port, without any log: what a write costs that nobody persists or
-//! replicates, to be compared with one that is. Clients cannot tell the difference.
+//! A store behind the packet port, without any log: what a write costs that is not persisted or
+//! replicated, to be compared with one that is. Clients cannot tell the difference.
 
 use std::sync::Arc;
 

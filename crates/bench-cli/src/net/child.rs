@@ -1,8 +1,12 @@
-//! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Told
-//! as JSON, answers JSON.
+//! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Reads
+//! its role as JSON from standard input, because a role holds keys and every user of the machine
+//! can read command lines. Answers JSON.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::io::Write as _;
 use std::net::SocketAddr;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -18,7 +22,7 @@ use super::{Place, bare, host};
 use crate::{Load, histogram, native};
 
 /// How a client reaches the cluster.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Reach {
     /// Replica ids and packet addresses.
     pub nodes: Vec<(u64, SocketAddr)>,
@@ -32,10 +36,21 @@ pub struct Reach {
     pub burst: usize,
     /// Requests per message, 1 to 32.
     pub pack: usize,
-    /// Never block: for a client with a CPU of its own.
+    /// Never block: for a client with its own CPU.
     pub spin: bool,
-    /// Logs with ports of their own, to be asked there.
+    /// Logs with separate ports, to be asked there.
     pub log_ports: u16,
+}
+
+impl fmt::Debug for Reach {
+    /// Without the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reach")
+            .field("nodes", &self.nodes)
+            .field("transport", &self.transport)
+            .field("interface", &self.interface)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a child does.
@@ -121,6 +136,49 @@ pub enum Role {
     },
 }
 
+impl Role {
+    /// What it is called in errors, which never show the rest: it holds keys.
+    fn name(&self) -> &'static str {
+        match self {
+            Role::Load { .. } => "load",
+            Role::Drive(_) => "drive",
+            Role::Host { .. } => "host",
+            Role::Bare { .. } => "bare",
+            Role::Count { .. } => "count",
+            Role::Info { .. } => "info",
+            Role::Echo { .. } => "echo",
+            Role::Ping { .. } => "ping",
+        }
+    }
+}
+
+/// Starts a child, whose command is one of `Lab::child`, in a role.
+///
+/// # Errors
+/// When the process cannot be started.
+pub fn start(command: &mut Command, role: &Role) -> Result<Child> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start the child {}", role.name()))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A child that has ended before it could read this says why.
+        let _ = stdin.write_all(serde_json::to_string(role)?.as_bytes());
+    }
+    Ok(child)
+}
+
+/// Why a child's answer is none.
+pub(super) fn failure(role: &Role, output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    format!(
+        "the child {} ended with {}: {}",
+        role.name(),
+        output.status,
+        said.trim()
+    )
+}
+
 /// What a load saw.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Loaded {
@@ -183,12 +241,17 @@ pub(super) fn client(reach: &Reach, inflight: usize) -> Result<Client> {
     Ok(Client::connect(config)?)
 }
 
-/// Runs a role and prints its answer.
-pub fn run(role: &str) -> Result<()> {
+/// Reads a role from standard input, runs it and prints its answer.
+///
+/// # Errors
+/// What is no role, and why the role could not be run.
+pub fn run() -> Result<()> {
     let signal = rustix::process::Signal::KILL;
     rustix::process::set_parent_process_death_signal(Some(signal))
         .context("parent death signal")?;
-    match serde_json::from_str(role).context("role")? {
+    // The error would show the text.
+    let role: Option<Role> = serde_json::from_reader(std::io::stdin().lock()).ok();
+    match role.context("standard input holds no role")? {
         Role::Load {
             reach,
             beside,
@@ -402,5 +465,43 @@ fn echo(mut end: End) -> Result<()> {
                 parts: &parts,
             }])?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_a_child_do_not_show_the_key() {
+        let key = "77cafe55".repeat(8);
+        let role = Role::Count {
+            reach: Reach {
+                nodes: Vec::new(),
+                client_key: key.clone(),
+                transport: "udp".into(),
+                interface: String::new(),
+                burst: 1,
+                pack: 1,
+                spin: false,
+                log_ports: 0,
+            },
+            time_ms: 1,
+            value_bytes: 1,
+        };
+        let output = Output {
+            status: ExitStatus::from_raw(1 << 8),
+            stdout: Vec::new(),
+            stderr: b"cyclone: no answer\n".to_vec(),
+        };
+        let told = failure(&role, &output);
+        assert_eq!(
+            told,
+            "the child count ended with exit status: 1: cyclone: no answer"
+        );
+        assert!(!format!("{role:?}").contains(&key));
     }
 }

@@ -1,5 +1,5 @@
-//! A plan's load on one of the lab's machines: a whole measurement in a process of its own there,
-//! which says as JSON, a line each, how it goes and what came out.
+//! A plan's load on one of the lab's machines: a whole measurement in its own process there, which
+//! says as JSON, a line each, how it goes and what came out.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -80,7 +80,7 @@ pub(super) fn run(drive: &Drive) -> Result<()> {
         event: None,
         stop: &stop,
         live: &mut |done, elapsed| {
-            // Nobody may listen any more; then this process is killed.
+            // The parent may be gone; then this process is killed.
             let _ = answer(&Said::Live(done, elapsed.as_millis() as u64));
         },
     };

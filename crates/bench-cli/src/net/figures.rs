@@ -110,7 +110,7 @@ pub fn draw(report: &Report, measured: &Measured, is_whole: bool) -> Result<()> 
         ("net-payload", by_payload(&measured.payload)),
         (
             "net-pinned",
-            curve("pinned: nobody waits", medians(&measured.pinned)),
+            curve("pinned: no thread waits", medians(&measured.pinned)),
         ),
     ];
     let panels = panels

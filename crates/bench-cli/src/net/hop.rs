@@ -1,11 +1,9 @@
 //! What one way of one datagram takes, by driver.
 
-use std::process::Stdio;
-
 use anyhow::Result;
 use cyclone_bench::table::{Table, rounded};
 
-use super::child::{Pinged, Role};
+use super::child::{self, Pinged, Role};
 use super::{LEADER_CPU, OTHERS_CPU, Run};
 use crate::netlab::Lab;
 
@@ -35,12 +33,10 @@ impl Run<'_> {
                     interface: lab.ports(transport, 0, [1]),
                     block,
                 };
-                let echo = serde_json::to_string(&echo)?;
                 let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-                let mut echoing = lab
-                    .child(0, (cpus > 1).then_some(LEADER_CPU), &echo)
-                    .stdin(Stdio::null())
-                    .spawn()?;
+                let cpu = (cpus > 1).then_some(LEADER_CPU);
+                let mut command = lab.child(0, cpu);
+                let mut echoing = child::start(&mut command, &echo)?;
                 let ping = Role::Ping {
                     transport: transport.into(),
                     address: (lab.address(1), 7201).into(),

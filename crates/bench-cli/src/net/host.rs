@@ -1,5 +1,5 @@
-//! Several replicas in one thread that never waits, each with a driver in a network namespace of
-//! its own: one CPU is all that a cluster has, and no time goes to wake-ups and switches between
+//! Several replicas in one thread that never waits, each with a driver in its own network
+//! namespace: one CPU is all that a cluster has, and no time goes to wake-ups and switches between
 //! processes.
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{Place, config_of};
 
-/// A node, its turns, and what its workers wake; nobody waits there.
+/// A node, its turns, and what its workers wake; no thread waits there.
 pub(super) struct Hosted {
     node: Node,
     turns: BusyPoller,
@@ -27,7 +27,7 @@ impl Hosted {
     }
 }
 
-/// Short enough that nobody stands for election meanwhile.
+/// Short enough that no replica stands for election meanwhile.
 const NAP: Duration = Duration::from_micros(200);
 
 /// Runs new nodes until the process ends. The first is expected to lead: it is moved after each
@@ -96,7 +96,7 @@ pub(super) fn alternate(
     Ok(())
 }
 
-/// What happens is told on standard error.
+/// Events are logged to standard error.
 pub(super) fn speak() {
     let words = tracing_subscriber::fmt().with_writer(std::io::stderr);
     words.with_target(false).init();

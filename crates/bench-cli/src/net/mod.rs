@@ -23,6 +23,7 @@ mod instructions;
 mod pinned;
 mod polling;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,7 +107,7 @@ pub const STEPS: [Step; 7] = [
     },
 ];
 
-/// What can be asked for by itself.
+/// What can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// One way of one datagram.
@@ -149,6 +150,22 @@ pub struct Choice {
     pub part: Vec<Part>,
     /// Part of drivers' names.
     pub only: String,
+}
+
+impl Choice {
+    /// Whether a driver has the part of a name that is given.
+    fn check(&self) -> Result<()> {
+        let names: BTreeSet<&str> = steps().chain(pinned::drivers()).map(|it| it.name).collect();
+        if !names.iter().any(|name| name.contains(&self.only)) {
+            let names: Vec<&str> = names.into_iter().collect();
+            bail!(
+                "--only {:?}: no driver has such a name: there are {}",
+                self.only,
+                names.join("; ")
+            );
+        }
+        Ok(())
+    }
 }
 
 /// All steps that this program can take.
@@ -202,6 +219,7 @@ struct Run<'a> {
 /// # Errors
 /// Without root, or when a process fails.
 pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
+    choice.check()?;
     if !Lab::allowed() {
         bail!("cyclone bench net makes network namespaces, which needs root");
     }
@@ -293,7 +311,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts a cluster of its own for each call: nothing is inherited.
+    /// Starts its own cluster for each call: nothing is inherited.
     fn cluster<'l>(&mut self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
         self.start(lab, &Self::options(step, replicas))
     }
@@ -332,19 +350,12 @@ impl Run<'_> {
     /// Runs a child on a machine and reads its answer.
     fn child<T: DeserializeOwned>(lab: &Lab, machine: usize, cpu: usize, role: &Role) -> Result<T> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let role = serde_json::to_string(role)?;
-        let output = lab
-            .child(machine, (cpu < cpus).then_some(cpu), &role)
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .output()
-            .context("cannot start a child")?;
+        let cpu = (cpu < cpus).then_some(cpu);
+        let mut command = lab.child(machine, cpu);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = child::start(&mut command, role)?.wait_with_output()?;
         if !output.status.success() {
-            bail!(
-                "child {role}: {}: {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            bail!("{}", child::failure(role, &output));
         }
         serde_json::from_slice(&output.stdout).context("a child's answer")
     }

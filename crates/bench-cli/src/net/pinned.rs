@@ -52,6 +52,12 @@ const fn bursts(name: &'static str, transport: &'static str) -> Step {
     }
 }
 
+/// All drivers that this program can compare.
+pub(super) fn drivers() -> impl Iterator<Item = Step> {
+    let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
+    DRIVERS.into_iter().chain(extra)
+}
+
 impl Run<'_> {
     /// Measures, and says what was promised. `hops`: the time of one packet, µs, by driver.
     pub(super) fn pinned(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<Vec<Point>> {
@@ -143,9 +149,8 @@ impl Run<'_> {
             true => (1, 0, &[256]),
             false => (5, MORE_ROUNDS, &[1, 64, 256, 1024]),
         };
-        let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
-        let drivers = DRIVERS.into_iter().chain(extra);
-        let drivers: Vec<Step> = drivers.filter(|driver| self.is_wanted(driver)).collect();
+        let wanted = drivers().filter(|driver| self.is_wanted(driver));
+        let drivers: Vec<Step> = wanted.collect();
         let mut table = Table::new(&[
             "round", "driver", "inflight", "ops_s", "p50_us", "p99_us", "lost",
         ]);
@@ -184,7 +189,7 @@ impl Run<'_> {
             }
         }
         self.report.say(
-            "leader on CPU 0; followers and client in turn on CPU 1; nobody blocks; engine echo",
+            "leader on CPU 0; followers and client in turn on CPU 1; no thread blocks; engine echo",
         );
         self.report.table("net-pinned", &table)?;
         for (driver, peaks) in drivers.iter().zip(&peaks) {
@@ -271,7 +276,7 @@ impl Run<'_> {
             place.map_or(&[][..], |place| &peaks[place])
         };
         // Goals: single requests over both; the last step of fig. 8 over its first. The other two
-        // pairs are beside them, so that nobody takes the one for the other.
+        // pairs are beside them, so that the two are not confused.
         for (one, other, goal) in [
             ("AF_XDP + bursts", "UDP + bursts", Some(2.0)),
             ("AF_XDP + bursts, packed", "UDP + bursts, packed", None),

@@ -1,4 +1,4 @@
-//! How loops wait: what a write takes, and what a node burns that nobody asks for anything.
+//! How loops wait: what a write takes, and what a node burns without requests.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ impl Run<'_> {
         Ok(idle)
     }
 
-    /// What three replicas burn together that nobody asks for anything, with the default timing.
+    /// What three replicas burn together without requests, with the default timing.
     fn idle_clusters(&mut self, lab: &Lab, idle: &mut Vec<(String, f64)>) -> Result<()> {
         let mut table = Table::new(&["driver", "leader_percent", "followers_percent"]);
         let of_one_log = |step: &Step| step.burst > 1 && step.logs == 1;

@@ -12,7 +12,7 @@ use cyclone::config::{
 
 use super::{Lab, PACKET_PORT, REDIS_PORT};
 use crate::net::Place;
-use crate::net::child::Role;
+use crate::net::child::{self, Role};
 
 /// How the nodes of a lab's cluster run.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ pub struct LabCluster<'a> {
 }
 
 impl<'a> LabCluster<'a> {
-    /// Logs that have ports of their own.
+    /// Logs that have separate ports.
     pub fn log_ports(&self) -> u16 {
         match self.options.log_threads {
             0 => 0,
@@ -126,7 +126,7 @@ impl<'a> LabCluster<'a> {
         };
         for node in 0..options.replicas {
             let file = cluster.file(node, &shared);
-            std::fs::write(cluster.config(node), toml::to_string(&file)?)?;
+            cyclone::durable::write_private(&cluster.config(node), &toml::to_string(&file)?)?;
         }
         match options.run {
             RunAs::Nodes => {
@@ -155,7 +155,6 @@ impl<'a> LabCluster<'a> {
                 naps: run == RunAs::Counted,
             },
         };
-        let role = serde_json::to_string(&role)?;
         let cpu = self.options.pin.first().copied();
         let mut under = Vec::new();
         if self.options.run == RunAs::Counted {
@@ -172,8 +171,8 @@ impl<'a> LabCluster<'a> {
             .map(str::to_owned)
             .to_vec();
         }
-        let command = self.lab.child_under(0, cpu, &under, &role);
-        self.spawn(0, command)
+        let command = self.lab.child_under(0, cpu, &under);
+        self.spawn(0, command, |command| child::start(command, &role))
     }
 
     fn place(&self, node: usize) -> Place {
@@ -193,18 +192,21 @@ impl<'a> LabCluster<'a> {
         }
     }
 
-    fn spawn(&mut self, node: usize, mut command: Command) -> Result<()> {
+    fn spawn(
+        &mut self,
+        node: usize,
+        mut command: Command,
+        start: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<()> {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.directory.join(format!("node{}.log", node + 1)))?;
-        let child = command
+        command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start a node")?;
-        self.running[node] = Some(child);
+            .stderr(log);
+        self.running[node] = Some(start(&mut command)?);
         Ok(())
     }
 
@@ -233,13 +235,14 @@ impl<'a> LabCluster<'a> {
                 archive_seal_ms: cyclone::config::ARCHIVE_SEAL_MS,
                 burst: options.burst,
                 pin_cpu: options.pin.get(node).copied(),
+                priority_boost: false,
                 password: None,
                 redis_listen: None,
                 member_addresses: Vec::new(),
             },
             limits: Limits::default(),
             reads: Reads::default(),
-            // The namespaces reach each other and nobody else.
+            // The namespaces reach only each other.
             redis: RedisPort {
                 protected_mode: false,
                 ..RedisPort::default()
@@ -282,7 +285,9 @@ impl<'a> LabCluster<'a> {
             arguments.push("--bootstrap");
         }
         let command = self.lab.serve(node, &arguments);
-        self.spawn(node, command)
+        self.spawn(node, command, |command| {
+            command.spawn().context("cannot start a node")
+        })
     }
 
     /// Kills a node with SIGKILL and waits for its end.

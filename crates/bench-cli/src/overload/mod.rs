@@ -1,8 +1,8 @@
 //! `cyclone bench overload`: writes that arrive whether or not the earlier ones have ended, from
 //! half to three times what the cluster can take. Promised: throughput stays within a tenth of its
-//! peak, as it is acknowledged and with what is left for later paid for; callers are told to retry
-//! or slowed down by their connection instead of waiting for ever, and nobody stands for election
-//! because of load alone. (In cyclone fig. 12 throughput collapses there.)
+//! peak, as it is acknowledged and with what is left for later paid for; callers get an error to
+//! retry or are slowed down by their connection instead of waiting without end, and no replica
+//! stands for election because of load alone. (In cyclone fig. 12 throughput collapses there.)
 //!
 //! ```text
 //! native   packets to the port that carries the heartbeats as well; these clients pause when they are refused
@@ -62,7 +62,7 @@ pub(crate) struct Seen {
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) elapsed: Duration,
-    /// Done after the end, of what was under way by then, and how long that took. At saturation
+    /// Done after the end, of what was in progress by then, and how long that took. At saturation
     /// that is little, in overload all that queues and sockets hold.
     pub(crate) done_late: u64,
     pub(crate) late: Duration,
@@ -121,9 +121,9 @@ impl Seen {
         self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
-    /// As [`Seen::done_s`], but what is left for later (commands under way, entries that followers
-    /// have not applied, compactions) is paid for: how much of the CPU goes to it while the CPU is
-    /// short differs from time to time.
+    /// As [`Seen::done_s`], but what is left for later (commands in progress, entries that
+    /// followers have not applied, compactions) is paid for: how much of the CPU goes to it while
+    /// the CPU is short differs from time to time.
     fn paid_s(&self) -> f64 {
         let took = self.elapsed + self.late + self.caught_up;
         (self.done + self.done_late) as f64 / took.as_secs_f64().max(0.001)
@@ -136,7 +136,7 @@ pub(crate) trait Source {
     /// clients' windows allow.
     fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen>;
 
-    /// From now on this node leads. Sources that find out for themselves need not be told.
+    /// From now on this node leads. Sources that find out for themselves need no notification.
     fn follow(&mut self, _leader: SocketAddr) -> Result<()> {
         Ok(())
     }
@@ -368,7 +368,7 @@ impl Run<'_> {
         self.worst[1] = self.worst[1].min(ratio);
     }
 
-    /// One time of load at whoever leads by now. `looks`: what was seen when the one before ended,
+    /// One time of load at the current leader. `looks`: what was seen when the one before ended,
     /// and then when this one has.
     fn load(
         &mut self,

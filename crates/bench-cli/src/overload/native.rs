@@ -18,7 +18,7 @@ const WINDOW: usize = 1024;
 /// How long a caller waits, µs: shorter than the queues of a cluster at three times its load, so
 /// that callers see it.
 const PATIENCE_US: u64 = 1_000_000;
-/// Operations under way in one client at most; what arrives beyond is not sent.
+/// Operations in flight in one client at most; what arrives beyond is not sent.
 const MOST_PENDING: usize = 2 * WINDOW;
 
 struct One {
@@ -34,7 +34,7 @@ pub(super) struct Native {
 }
 
 impl Native {
-    /// `log_ports`: logs with a port of their own.
+    /// `log_ports`: logs with their own port.
     pub(super) fn new(cluster: &LocalCluster, log_ports: u16, seed: u64) -> Result<Native> {
         let nodes: Vec<_> = cluster
             .nodes
@@ -96,7 +96,7 @@ impl Source for Native {
         let mut turn = 0;
         while begun.elapsed() < time && !stop.load(Ordering::Relaxed) {
             let now = Instant::now();
-            // Some at a time, so that answers are looked at meanwhile.
+            // Some at a time, so that answers are read meanwhile.
             for _ in 0..256 {
                 turn = (turn + 1) % CLIENTS;
                 let one = &mut self.clients[turn];

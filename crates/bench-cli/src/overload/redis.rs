@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail};
 use super::{Arrivals, Seen, Source, value};
 use crate::Sequence;
 
-/// Together more commands under way than the leader lets wait.
+/// Together more commands in flight than the leader lets wait.
 const CONNECTIONS: usize = 32;
-/// Without a rate: commands under way per connection.
+/// Without a rate: commands in flight per connection.
 const WINDOW: usize = 64;
 /// Commands that arrive together on a connection, however fast they arrive.
 const PIPELINE: usize = 16;
-/// Commands sent and not answered on one connection at most; what arrives beyond waits for nobody
-/// and is not sent.
+/// Commands sent and not answered on one connection at most; what arrives beyond is not queued and
+/// not sent.
 const MOST_PENDING: usize = 2048;
 /// Bytes that wait to be sent on one connection at most: the other side takes no more.
 const MOST_UNSENT: usize = 256 << 10;

@@ -99,7 +99,7 @@ fn open(directory: &Path, id: u32, setting: &Setting, kept: bool) -> Result<Node
     };
     let data = ShmEndpoint::open(directory, &format!("s{id}"), config)?;
     if !kept {
-        // So that nobody pays for the first touch of a page while something is measured.
+        // So that no request pays for the first touch of a page while something is measured.
         data.memory().zero(0, setting.memory_bytes);
     }
     let mut files = Files {
@@ -180,6 +180,7 @@ impl Cluster {
         }
         let until = Instant::now() + SERVED_WITHIN;
         while !self.is_served() {
+            cyclone::signals::check()?;
             self.step();
             if Instant::now() > until {
                 bail!("the shards are not served after {SERVED_WITHIN:?}");

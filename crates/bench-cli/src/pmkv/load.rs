@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 
 use super::cluster::Cluster;
 
-/// Requests under way, where that is not varied.
+/// Requests in flight, where that is not varied.
 pub(super) const IN_FLIGHT: usize = 64;
 /// Bytes of every key.
 pub(super) const KEY_BYTES: usize = 16;
@@ -110,7 +110,7 @@ pub struct Load {
     pub is_skewed: bool,
     pub keys: u64,
     pub until: Until,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: usize,
     pub seed: u64,
 }
@@ -163,7 +163,7 @@ impl Requests {
     }
 }
 
-/// Sends the next request; answers whether it writes.
+/// Sends the next request; returns whether it writes.
 fn send(cluster: &mut Cluster, requests: &mut Requests, ticket: u64) -> Result<bool> {
     let (number, len) = requests.next();
     let key = Key::new(number, KEY_BYTES);
@@ -198,7 +198,7 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
         refused: 0,
     };
     // A request's ticket is its place here.
-    let mut under_way = vec![(Instant::now(), false); load.in_flight];
+    let mut pending = vec![(Instant::now(), false); load.in_flight];
     let mut free: Vec<u64> = (0..load.in_flight as u64).collect();
     let (mut sent, mut done) = (0u64, 0u64);
     // A cluster that stood still while another one ran must know what time it is before it takes
@@ -218,13 +218,14 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
         while let Some(ticket) = free.pop_if(|_| goes_on) {
             let since = Instant::now();
             let is_put = send(cluster, &mut requests, ticket)?;
-            under_way[ticket as usize] = (since, is_put);
+            pending[ticket as usize] = (since, is_put);
             sent += 1;
         }
+        cyclone::signals::check()?;
         cluster.step();
         take_answers(cluster, &mut answers);
         for (ticket, answer) in answers.drain(..) {
-            let (since, is_put) = under_way[ticket as usize];
+            let (since, is_put) = pending[ticket as usize];
             free.push(ticket);
             match answer {
                 Answer::Done(_) | Answer::Read(_) => done += 1,

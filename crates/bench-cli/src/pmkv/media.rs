@@ -183,7 +183,7 @@ impl Deployment {
             // backups.
             shards: (10 * SERVERS * self.workers) as u16,
             memory_bytes: 128 << 20,
-            // Where each of many senders has a segment of its own, they are small.
+            // Where each of many senders has its own segment, they are small.
             segment_bytes: 128 << 10,
             media: Some(devices.clone()),
             ..Setting::small(self.protocol)

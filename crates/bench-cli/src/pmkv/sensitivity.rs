@@ -12,7 +12,7 @@
 //! replications alike that Rowan, where nothing is varied, does what it does in the paper, by its
 //! CPU time of the same run. How many media bytes are written for each requested one is the model's
 //! answer for the paper's servers and network. What is drawn is therefore computed, from two things
-//! that are measured: nobody here has six servers.
+//! that are measured: there are no six servers here.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The replications on real servers: processes that reach each other through shared memory, under
 //! Redis cluster clients.
 //!
-//! Here a backup that has work to do must be woken up for it, as on machines of their own; where
-//! one thread steps all servers (the other parts) its messages lie ready when their turn comes.
+//! Here a backup that has work to do must be woken up for it, as on separate machines; where one
+//! thread steps all servers (the other parts) its messages lie ready when their turn comes.
 
 use std::sync::atomic::AtomicBool;
 
@@ -30,7 +30,12 @@ fn is_of(variant: &Variant, protocols: &[Protocol]) -> bool {
 }
 
 //= rowan §6.3, fig. 9
-pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) -> Result<()> {
+pub(super) fn run(
+    common: &Common,
+    protocols: &[Protocol],
+    report: &mut Report,
+    stop: &AtomicBool,
+) -> Result<()> {
     // A short run is for the two that are compared.
     let short = [Protocol::Rowan, Protocol::Rpc];
     let protocols: Vec<_> = protocols
@@ -50,8 +55,7 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
     for name in PLANS {
         let wanted = |variant: &Variant| is_of(variant, &protocols);
         report.progress(&format!("servers as processes, {name}"));
-        let stop = AtomicBool::new(false);
-        let (plan, result) = plans::measure_some(name, common, &wanted, report.budget(), &stop)?;
+        let (plan, result) = plans::measure_some(name, common, &wanted, report.budget(), stop)?;
         if result.failed() {
             bail!("{name}: servers failed");
         }

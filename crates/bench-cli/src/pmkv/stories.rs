@@ -1,8 +1,8 @@
 //! What a takeover and a hot shard do to real servers, over time: rowan fig. 14 and 15.
 //!
 //! Servers, managers and clients share this machine's cores: a server that has more to do than
-//! others takes their cores as well, so a hot shard costs little throughput here. What can be told
-//! is how soon it is noticed, and how long the move takes.
+//! others takes their cores as well, so a hot shard costs little throughput here. What can be
+//! measured is how soon it is noticed, and how long the move takes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use cyclone::pmkv::local::{Servers, Shape};
 use cyclone::pmkv::operator::Cluster;
 use cyclone::program;
+use cyclone::signals;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};
 use cyclone_bench::table::Table;
@@ -31,7 +32,7 @@ const AFTER: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Nothing moves for so long: the load is spread.
 const STILL: Duration = Duration::from_secs(3);
-/// Takeovers that a full run looks at.
+/// Takeovers that a full run measures.
 const TAKEOVERS: u64 = 5;
 
 /// Servers with load on them.
@@ -98,7 +99,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if self.clients.is_some() {
-            // What went wrong before is told already.
+            // An earlier error is reported already.
             let _ = self.end();
         }
     }
@@ -117,14 +118,14 @@ struct Takeover {
 
 fn takeover(stage: &mut Stage, seed: u64) -> Result<Takeover> {
     stage.begin(seed);
-    std::thread::sleep(BEFORE);
+    signals::sleep(BEFORE)?;
     // No manager runs there: with one, its successor would come into office first.
     let victim = stage.servers.ids().end - 1;
     let term = stage.servers.cluster()?.term;
     let (killed, zero) = (Instant::now(), stage.now_ms());
     stage.servers.kill(victim)?;
     let (committed, served) = stage.servers.wait_until_served(term)?;
-    std::thread::sleep(AFTER);
+    signals::sleep(AFTER)?;
     let until = stage.now_ms();
     let ends = stage.end()?;
     let since = |moment: Instant| moment.duration_since(killed).as_secs_f64() * 1e3;
@@ -212,6 +213,7 @@ fn watch(stage: &Stage, before: &Cluster) -> Result<Moves> {
     let mut known = before.clone();
     let mut last = begun;
     while begun.elapsed() < PATIENCE {
+        signals::check()?;
         let cluster = stage.servers.cluster()?;
         let now = Instant::now();
         let on_the_move = cluster.migrations.iter().map(|it| it.shard);
@@ -243,7 +245,7 @@ pub(super) fn resharding(common: &Common, report: &mut Report) -> Result<()> {
     report.progress("resharding: filling the servers");
     let mut stage = Stage::set(common, 5)?;
     stage.begin(common.seed);
-    std::thread::sleep(2 * BEFORE);
+    signals::sleep(2 * BEFORE)?;
     let cluster = stage.servers.cluster()?;
     let hot = cluster.shards.len() / 2;
     let (loaded, relieved) = match cluster.shards[hot].primary {

@@ -14,7 +14,7 @@ use cyclone_wire::slot;
 use super::load::{KEY_BYTES, Sizes};
 use crate::wires::ShardLane;
 
-/// Requests under way.
+/// Requests in flight.
 const IN_FLIGHT: usize = 64;
 /// Of a hundred requests, how many go to the hot shard that would have gone to the server that
 /// loses them. //= rowan §6.6
@@ -76,6 +76,7 @@ impl Traffic {
                 submit_write(&mut lane, key, key, &mut random)?;
                 flying += 1;
             }
+            cyclone::signals::check()?;
             lane.poll(Duration::from_millis(100), &mut done)?;
             for Done { token, outcome } in done.drain(..) {
                 flying -= 1;
@@ -91,7 +92,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Keeps requests under way until it is stopped; answers when each of those that were answered
+    /// Keeps requests in flight until it is stopped; returns when each of those that were answered
     /// ended, in nanoseconds.
     pub fn flow(&self, seed: u64) -> Result<Vec<u64>> {
         let mut random = Random::new(seed);

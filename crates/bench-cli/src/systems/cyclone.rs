@@ -1,4 +1,4 @@
-//! Cyclone: real nodes as processes of their own.
+//! Cyclone: real nodes as separate processes.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -231,7 +231,7 @@ impl Running for Nodes {
         let processes = self.processes();
         let pinned = !self.options.pin.is_empty();
         if pinned && self.leader != 0 {
-            bail!("the leader is to be the first node, which has a CPU of its own");
+            bail!("the leader is to be the first node, which has a separate CPU");
         }
         // The threads of the load inherit it.
         let _on_one = pinned.then(|| OnCpu::new(1));
@@ -248,7 +248,7 @@ impl Running for Nodes {
             // seldom changes.
             let victim = match cluster.is_running(leader) {
                 true => leader,
-                false => cluster.leader().context("nobody leads")?,
+                false => cluster.leader().context("no node leads")?,
             };
             cluster.kill(victim)?;
             *killed.lock().unwrap_or_else(PoisonError::into_inner) = Some(victim);
@@ -274,7 +274,7 @@ impl Running for Nodes {
 
 /// Waits until every node has applied what the leader had, in every log.
 fn caught_up(cluster: &LocalCluster, leader: usize, logs: u16) -> Result<()> {
-    // Nobody writes meanwhile: only when all logs are there does the sum reach the leader's.
+    // There are no writes meanwhile: only when all logs are there does the sum reach the leader's.
     let applied = |node: usize| -> Option<u64> {
         let info =
             cyclone::resp::info(cluster.nodes[node].redis, Duration::from_millis(500)).ok()?;

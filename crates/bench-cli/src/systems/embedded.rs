@@ -130,8 +130,8 @@ impl Lane for InsideLane {
     }
 }
 
-/// Load in the thread that moves the logs: nobody is woken, and no other thread takes part at the
-/// leader.
+/// Load in the thread that moves the logs: no thread is woken, and no other thread takes part at
+/// the leader.
 struct DriverLane {
     own: Option<LogThread>,
     /// Where it goes in the end.

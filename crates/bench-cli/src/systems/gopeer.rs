@@ -1,4 +1,4 @@
-//! Peers whose clients are written in Go: a program is told what to do, line by line as JSON, and
+//! Peers whose clients are written in Go: a program receives commands, line by line as JSON, and
 //! does the operations of a trace file (bench-peers/load).
 
 use std::io::Write;

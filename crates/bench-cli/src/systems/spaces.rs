@@ -1,5 +1,5 @@
 //! Cyclone between network namespaces, with the driver that a variant names: what `cyclone bench
-//! net` compares, as a system of plans. Every measurement has machines and nodes of its own.
+//! net` compares, as a system of plans. Every measurement has separate machines and nodes.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
@@ -16,7 +16,7 @@ use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
 use super::lines_of;
-use crate::net::child::{Reach, Role};
+use crate::net::child::{self, Reach, Role};
 use crate::net::drive::{Drive, Said};
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, Programs, RunAs};
 
@@ -136,17 +136,9 @@ impl Running for Between {
             processes: processes.collect(),
         });
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut child = lab
-            .child(
-                replicas,
-                (cpus > 1).then_some(1),
-                &serde_json::to_string(&role)?,
-            )
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("cannot start the load")?;
+        let mut command = lab.child(replicas, (cpus > 1).then_some(1));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child::start(&mut command, &role)?;
         let seen = attend(&mut child, job);
         if seen.is_err() {
             // It may still be at work.

@@ -1,4 +1,4 @@
-//! Connections to whoever leads.
+//! Connections to the current leader.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

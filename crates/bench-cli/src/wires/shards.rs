@@ -150,7 +150,7 @@ impl ShardLane {
         )
     }
 
-    /// A connection is gone: what was under way or waited for its server has an unknown fate, or
+    /// A connection is gone: what was in flight or waited for its server has an unknown fate, or
     /// none.
     fn lose(&mut self, number: usize) {
         let server = &mut self.servers[number / self.per_server];

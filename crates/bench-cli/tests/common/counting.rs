@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cyclone::config::hex;
 use cyclone::program;
-use cyclone_bench_cli::net::child::{Counted, Reach, Role};
+use cyclone_bench_cli::net::child::{self, Counted, Reach, Role};
 use cyclone_bench_cli::netlab::{
     Cabling, Lab, LabCluster, NodeOptions, Programs, REDIS_PORT, RunAs,
 };
@@ -72,12 +72,8 @@ pub fn counter(
         time_ms: time.as_millis() as u64,
         value_bytes,
     };
-    let role = serde_json::to_string(&role).unwrap();
-    lab.child(3, None, &role)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+    let mut command = lab.child(3, None);
+    child::start(command.stdout(Stdio::piped()), &role).unwrap()
 }
 
 /// Waits for the client. What was acknowledged was counted, and nothing twice.
@@ -98,13 +94,15 @@ pub fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
 /// What a node says of itself.
 pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
     let redis = (lab.address(node), REDIS_PORT).into();
-    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
-    let output = lab.child(3, None, &role).output().unwrap();
+    let mut command = lab.child(3, None);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = child::start(&mut command, &Role::Info { redis }).unwrap();
+    let output = started.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a
+/// Nothing is in progress any more: every frame of the node is free, or in a log, or kept by a
 /// driver: just so many, or over DPDK so many `at_most`.
 pub fn no_frame_is_lost(lab: &Lab, node: usize, at_most: bool) {
     let until = Instant::now() + Duration::from_secs(20);

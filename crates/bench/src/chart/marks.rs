@@ -1,4 +1,5 @@
-//! How curves are told apart: by colour and by shape, and by dashes once the colours begin again.
+//! How curves are distinguished: by colour and by shape, and by dashes once the colours begin
+//! again.
 
 use anyhow::Result;
 use plotters::element::DashedPathElement;

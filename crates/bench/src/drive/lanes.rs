@@ -67,7 +67,7 @@ impl<'a> Live<'a> {
     }
 }
 
-/// What happens at a moment of the measured time, such as a kill.
+/// What happens at a point of the measured time, such as a kill.
 pub type Event<'a> = (Duration, Box<dyn FnMut() -> Result<()> + 'a>);
 
 /// One measurement.
@@ -94,7 +94,7 @@ pub struct Job<'a> {
     pub event: Option<Event<'a>>,
     /// Ends it early.
     pub stop: &'a AtomicBool,
-    /// Told now and then: operations so far, and the time since the beginning.
+    /// Called periodically: operations so far, and the time since the beginning.
     pub live: &'a mut dyn FnMut(u64, Duration),
 }
 
@@ -138,7 +138,7 @@ pub fn run(lanes: &dyn Lanes, job: &mut Job<'_>, processes: &[Process]) -> Resul
                     if lane.is_err() {
                         live.failed.store(true, Ordering::Relaxed);
                     }
-                    // Nobody waits for a lane that did not open.
+                    // No thread waits for a lane that did not open.
                     ready.wait();
                     let mut lane = lane?;
                     let source = Source::new(workload, seed, number, inserts);
@@ -194,7 +194,7 @@ fn watch(
     let read = || meter.lock().unwrap_or_else(PoisonError::into_inner).read();
     let first = (begun, read());
     std::thread::scope(|scope| {
-        // In a thread of its own: showing how far it is may wait for a disk that is measured.
+        // In a separate thread: showing how far it is may wait for a disk that is measured.
         let usage = scope.spawn(|| usage_within(from..until, first, clock, &read, &ended));
         let mut event = job.event.take();
         let mut told = Instant::now();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_late_answers_for_the_measured_time() {
+    fn late_readings_count_only_the_measured_time() {
         const BEGUN: u64 = 1_000;
         const END: u64 = 10_000;
         // On time; after the beginning, by half; for the first time after the end.

@@ -8,9 +8,10 @@
 //! recorded with the time waited and counted as unfinished.
 //!
 //! **What was not done does not vanish.** It counts by when it began (or was due), whenever it
-//! ends. One that its client gave up is unfinished like those that never come: so long did somebody
-//! wait in vain. A refusal is counted, but not recorded: most come at once and would make the
-//! percentiles better. Percentiles are those of all others, and are published beside the refusals.
+//! ends. One that its client gave up is unfinished like those that never come: its client waited
+//! that long without an answer. A refusal is counted, but not recorded: most come at once and would
+//! make the percentiles better. Percentiles are those of all others, and are published beside the
+//! refusals.
 
 pub mod lanes;
 pub mod maker;
@@ -72,7 +73,7 @@ pub enum Outcome {
     Done,
     /// It was answered, and nothing was done.
     Refused,
-    /// The client waited in vain: its fate is unknown, or nobody took it in time.
+    /// The client got no answer: its fate is unknown, or no server took it in time.
     Unfinished,
 }
 
@@ -142,8 +143,8 @@ pub struct Seen {
     pub operations: u64,
     /// Operations that began, or were due, within the measured time and were refused.
     pub refused: u64,
-    /// Operations that began, or were due, within the measured time and did not end, or nobody
-    /// knows how.
+    /// Operations that began, or were due, within the measured time and did not end, or with an
+    /// unknown outcome.
     pub unfinished: u64,
     /// Of operations that began, or were due, within the measured time; without those that were
     /// refused.
@@ -264,7 +265,7 @@ impl Driver<'_> {
                 Pace::Closed if now < self.measured_ns().end => now,
                 Pace::Closed => return Ok(()),
                 Pace::Open(_) => match self.due_ns() {
-                    // Whoever calls may be behind by more than there is time for.
+                    // The caller may be behind by more than there is time for.
                     Some(due) if due <= now && now < self.over_ns() => due,
                     _ => return Ok(()),
                 },

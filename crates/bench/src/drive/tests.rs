@@ -24,7 +24,7 @@ struct Stalling {
     clock: Fake,
     service_ns: u64,
     stall: std::ops::Range<u64>,
-    /// How what is answered at a moment ends.
+    /// How what is answered at a given time ends.
     ending: fn(u64) -> Outcome,
     flying: VecDeque<(u64, u64)>,
     answered: u64,
@@ -304,7 +304,7 @@ fn keys_are_written_until_each_is_there() {
 }
 
 #[test]
-fn filling_ends_when_whoever_listens_says_so() {
+fn filling_ends_when_its_listener_fails() {
     let system = Reluctant::default();
     let stopped = |_| anyhow::bail!("stopped");
     let error = lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut { stopped });

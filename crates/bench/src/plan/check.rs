@@ -275,7 +275,7 @@ fn work(plan: &Plan, variant: &Variant) -> Result<()> {
     let name = &variant.name;
     let only_writes = plan.workload().mix == Mix::reads(0.0);
     if variant.client == Some(Client::Driver) && !only_writes {
-        bail!("variant.client = \"driver\" in {name:?}: the event loop by itself only writes");
+        bail!("variant.client = \"driver\" in {name:?}: the event loop alone only writes");
     }
     if variant.two_phase == Some(true) && !only_writes {
         bail!("variant.two_phase in {name:?}: it is for writes alone");

@@ -271,7 +271,7 @@ impl Default for Failover {
     }
 }
 
-/// What `--quick` changes; what is left out becomes short by itself.
+/// What `--quick` changes; what is left out becomes short automatically.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quick {
@@ -343,7 +343,7 @@ pub enum Client {
     /// From within the leader's process.
     Embedded,
     /// From within the threads that move the leader's logs: each asks its own log for the next
-    /// operation when it has been told of one.
+    /// operation when it was notified of one.
     Driver,
 }
 
@@ -376,7 +376,7 @@ pub enum Store {
     /// On the disk.
     #[default]
     Disk,
-    /// In memory; logs of its own still on the disk.
+    /// In memory; its logs still on the disk.
     Memory,
 }
 
@@ -430,8 +430,8 @@ pub struct Variant {
     /// cyclone over RESP, redis: operations that follow each other on a connection without waiting.
     pub pipeline: Option<usize>,
     /// cyclone, redis: clients, each a thread. rocksdb: at most so many threads share the
-    /// operations in flight; without a log of its own as many as there are CPUs, with one as many
-    /// as operations, if left out.
+    /// operations in flight; without its own log as many as there are CPUs, with one as many as
+    /// operations, if left out.
     pub clients: Option<usize>,
     /// rocksdb: its own log.
     pub log: Option<Log>,

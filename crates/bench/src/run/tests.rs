@@ -255,7 +255,7 @@ fn the_outage_is_the_longest_gap_that_ends_after_the_kill() {
 
 #[test]
 fn an_outage_that_does_not_end_is_a_long_one() {
-    // The killed one still answered for a moment.
+    // The killed one still answered for a short time.
     let ends: Vec<u64> = (0..=203).map(|ms| ms * 1_000_000).collect();
     let outage = |waited| outage_ms(&ends, 202_000_000, 2_500_000_000, waited);
     assert_eq!(outage(2_000_000_000), Some(4297.0));

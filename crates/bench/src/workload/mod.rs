@@ -92,8 +92,8 @@ pub struct Workload {
 #[derive(Clone, Debug)]
 pub struct Inserts {
     next: Arc<AtomicU64>,
-    /// Of what was inserted last so much may still be under way.
-    under_way: u64,
+    /// Of what was inserted last so much may still be in flight.
+    in_flight: u64,
 }
 
 impl Inserts {
@@ -101,7 +101,7 @@ impl Inserts {
     pub fn after(keys: u64) -> Inserts {
         Inserts {
             next: Arc::new(AtomicU64::new(keys)),
-            under_way: 0,
+            in_flight: 0,
         }
     }
 
@@ -109,7 +109,7 @@ impl Inserts {
     pub fn with_in_flight(&self, operations: usize) -> Inserts {
         Inserts {
             next: Arc::clone(&self.next),
-            under_way: operations as u64,
+            in_flight: operations as u64,
         }
     }
 
@@ -125,7 +125,7 @@ impl Inserts {
 
     /// How many keys there are, `keys` of them from before.
     fn there(&self, keys: u64) -> u64 {
-        self.next().saturating_sub(self.under_way).max(keys)
+        self.next().saturating_sub(self.in_flight).max(keys)
     }
 }
 

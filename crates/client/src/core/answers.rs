@@ -54,7 +54,7 @@ impl ClientCore {
     /// A node that turned this client away leads now, and says so unasked.
     fn on_new_leader(&mut self, now_us: u64, node: usize, id: u64) {
         if self.hunt.announced(now_us, node) {
-            // What it was asked before, it was asked in vain.
+            // Its earlier requests were lost.
             self.opening.answered(id);
             self.send_all_again();
         }
@@ -144,14 +144,14 @@ impl ClientCore {
                 return;
             }
             request.last_refusal = why;
-            // One that takes long tells how far away they are; a quick one nothing of how long work
+            // One that takes long shows how far away they are; a quick one nothing of how long work
             // takes.
             if let Some(took_us) = took_us.filter(|us| *us > self.response_time.usual_us()) {
                 self.response_time.sample(took_us);
             }
             if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
                 if request.kind == Kind::Write && request.attempts.in_doubt() {
-                    // To send it again is of no use, and those under way may have been judged
+                    // To send it again is of no use, and those in flight may have been judged
                     // otherwise: their answers count, or the deadline.
                     request.due_us = u64::MAX;
                     return;
@@ -159,7 +159,7 @@ impl ClientCore {
                 return self.give_up(ticket);
             }
         }
-        // An older attempt's answer changes nothing for the one under way.
+        // An older attempt's answer changes nothing for the one in flight.
         if newest {
             self.enqueue(ticket);
         }

@@ -18,7 +18,7 @@ impl ClientCore {
         let idle = !self.hunt.is_found() && packs.is_empty();
         let opening = &self.opening;
         let may_ask = |other: u64| opening.held_until_us(other) <= now_us;
-        // The others know if it leads no more, and whoever does is not kept waiting.
+        // The others know if it leads no more, and the new leader is not kept waiting.
         if idle && self.hunt.pass(now_us, may_ask) {
             self.ready = true;
             return;

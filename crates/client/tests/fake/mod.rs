@@ -62,7 +62,7 @@ pub struct Cluster {
     next_session: u64,
     /// What OpenSession is answered with instead of a number.
     pub no_sessions: bool,
-    /// Tags seen, to tell retries from commands of their own.
+    /// Tags seen, to tell retries from separate commands.
     pub tags: BTreeSet<(u64, u64)>,
 }
 

@@ -54,14 +54,15 @@ impl Group {
         message.term = raft.term.max(meta.term);
         let (leader, is_old) = (raft.leader_id, offer.term < message.term);
         if is_old && leader != raft::INVALID_ID {
-            // Who offered it does not lead any more: whoever does is to hear of it.
+            // The replica that offered it does not lead any more: the current leader is to hear of
+            // it.
             message.from = leader;
         }
         message.set_snapshot(view::snapshot(meta));
         self.raw.step(message).map_err(|_| StepError::Refused)?;
         if is_old && self.raw.raft.state == StateRole::Follower {
             // raft-rs takes the sender for the term's leader. A learner would refuse the true one
-            // for ever.
+            // permanently.
             self.raw.raft.leader_id = leader;
         }
         if self.raw.snap().is_some() {
@@ -71,7 +72,7 @@ impl Group {
         Ok(())
     }
 
-    /// Tells how the sending of a checkpoint ended; the leader then probes the follower again.
+    /// Reports the outcome of sending a checkpoint; the leader then probes the follower again.
     pub fn report_snapshot(&mut self, to: u64, ok: bool) {
         self.flush_proposals();
         self.raw.report_snapshot(

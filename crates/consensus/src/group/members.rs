@@ -5,10 +5,10 @@
 //! new voters, and, once that is committed, the new one alone. Each carries the whole membership,
 //! so a replica that joins can take it up at any of them.
 //!
-//! raft-rs is told of a change when it is made, and sees nothing but ordinary entries before: what
-//! it would check of membership entries is checked here. A leader appends one only when none is
-//! under way and its own term has a committed entry. So of two membership entries in a log the
-//! earlier one is committed, whatever the commit index says, and nobody campaigns with a
+//! raft-rs is notified of a change when it is made, and sees nothing but ordinary entries before:
+//! what it would check of membership entries is checked here. A leader appends one only when none
+//! is in progress and its own term has a committed entry. So of two membership entries in a log the
+//! earlier one is committed, whatever the commit index says, and no replica campaigns with a
 //! configuration that is two behind its log.
 
 use cyclone_wal::ring::Ring;
@@ -149,8 +149,9 @@ impl Group {
         !self.changes.is_empty()
     }
 
-    /// Begins a change to these voters and learners; [`Group::leave_joint`], called by whoever
-    /// leads then, ends it. Answers the entry's index, or `None` if that is the membership already.
+    /// Begins a change to these voters and learners; [`Group::leave_joint`], called by the leader
+    /// at that time, ends it. Returns the entry's index, or `None` if that is the membership
+    /// already.
     ///
     /// # Errors
     /// Nothing was done: as [`Group::propose`], [`ProposeError::Changing`],
@@ -179,7 +180,8 @@ impl Group {
         if members.is_joint() {
             return Err(ProposeError::Changing);
         }
-        // Its vote may be needed at once, and it votes for nobody before it knows of a membership.
+        // Its vote may be needed at once, and it votes for no candidate before it knows of a
+        // membership.
         let (since, own, prs) = (self.members_since(), self.config.id, self.raw.raft.prs());
         let takes_part = |id: u64| prs.get(id).is_some_and(|it| it.matched >= since);
         let new = |id: &&u64| !members.voters.contains(id) && **id != own;
@@ -210,7 +212,7 @@ impl Group {
     }
 
     /// Leader: leaves a joint configuration, if there is one and it is committed. A leader that is
-    /// not among the new voters does not: it has to hand over. Call it now and then.
+    /// not among the new voters does not: it has to hand over. Call it periodically.
     pub fn leave_joint(&mut self) {
         let state = self.raw.store().ring.hard_state();
         if state.voters_outgoing.is_empty() || !self.is_leader() || !self.may_change() {
@@ -260,8 +262,8 @@ impl Group {
 
     /// Whether a message of this kind may be from this replica. One that is not known here may be
     /// newer than what is known here, for ids only grow; then its word as a leader or candidate
-    /// counts, as Raft has it. A replica that joins listens to whoever leads, and votes for nobody
-    /// before it has a membership entry: it could have lost what it knew.
+    /// counts, as Raft has it. A replica that joins listens to every leader, and votes for no
+    /// candidate before it has a membership entry: it could have lost what it knew.
     pub(crate) fn accepts_sender(&self, from: u64, kind: RaftKind) -> bool {
         if self.raw.raft.prs().get(from).is_some() {
             return true;

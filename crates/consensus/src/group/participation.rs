@@ -72,7 +72,7 @@ impl Group {
         }
     }
 
-    /// Whether this replica does not take part enough to look at a message. A heartbeat may be what
+    /// Whether this replica does not take part enough to handle a message. A heartbeat may be what
     /// shows it.
     pub(super) fn is_to_be_ignored(&mut self, message: &RaftMessage) -> bool {
         let acknowledged = match message.kind {
@@ -118,7 +118,7 @@ impl Group {
     }
 
     /// Whether this replica has founded the cluster alone and no entry of its log has added
-    /// another: nobody else takes part in this log.
+    /// another: no other replica takes part in this log.
     pub(super) fn is_only_member(&self) -> bool {
         self.members_since() == 0
             && !self.is_changing()

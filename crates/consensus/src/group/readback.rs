@@ -57,7 +57,7 @@ impl Part {
             return Err(result);
         }
         self.fetch = None;
-        // Asked for again if it failed for a moment.
+        // Asked for again if it failed temporarily.
         self.entries = result.unwrap_or_default();
         Ok(())
     }

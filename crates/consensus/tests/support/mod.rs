@@ -424,7 +424,7 @@ impl Cluster {
                 }
                 self.hand_over();
                 for node in &mut self.nodes {
-                    // An offer that nobody takes up is withdrawn after a while.
+                    // An offer that is not taken up is withdrawn after a while.
                     for peer in node.group.status().peers {
                         if round % 50 == 0 && peer.state == PeerState::Snapshot {
                             node.group.report_snapshot(peer.id, false);

@@ -1,7 +1,7 @@
 //! Append queues: large buffers posted ahead in order, which the provider fills with messages as
 //! they arrive (`FI_MULTI_RECV`).
 //!
-//! Each queue has a receiving endpoint of its own, so that nothing but appends lands in segments.
+//! Each queue has its own receiving endpoint, so that nothing but appends lands in segments.
 //! Senders pad to 64 bytes and learn the queue's address only by naming its token. 8 bytes beside
 //! each message (`FI_REMOTE_CQ_DATA`) say whose it is; when the bytes are written back, the
 //! receiver's thread answers, and only that completes the append.
@@ -196,7 +196,7 @@ impl Core {
             let Some(connection) = self.connections.get(&id) else {
                 return;
             };
-            // The only operation under way whose number ends like that: far fewer than 2^32 are.
+            // The only operation in flight whose number ends like that: far fewer than 2^32 are.
             let found = connection.pending.iter().find(|(number, pending)| {
                 pending.ask == Ask::Append && **number & 0xffff_ffff == low
             });
@@ -225,7 +225,7 @@ impl Core {
     pub fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
         self.queue(key)?;
         let id = key.0.id;
-        // What has arrived and was not looked at yet is answered.
+        // What has arrived and was not processed yet is answered.
         self.progress();
         let queue = self.queue(key)?;
         queue.port = None;

@@ -1,4 +1,4 @@
-//! Buffers that the provider reads and writes, and the slots that stand for operations under way.
+//! Buffers that the provider reads and writes, and the slots that stand for operations in flight.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
@@ -15,8 +15,8 @@ const SMALL_BYTES: usize = 4096 + 64;
 /// Buffers of each class that are kept for reuse.
 const KEPT: usize = 256;
 
-/// Memory that only the provider and its owner touch; not even the owner holds references while it
-/// is under way.
+/// Memory that only the provider and its owner touch; not even the owner holds references while an
+/// operation uses it.
 pub struct Buffer {
     start: NonNull<u8>,
     layout: Layout,
@@ -161,7 +161,7 @@ impl Buffers {
     }
 }
 
-/// What libfabric may scribble on while an operation is under way (`struct fi_context2`), and whose
+/// What libfabric may scribble on while an operation is in flight (`struct fi_context2`), and whose
 /// it is.
 #[repr(C, align(64))]
 struct Slot {
@@ -169,7 +169,7 @@ struct Slot {
     index: usize,
 }
 
-/// Operations under way, each in a slot whose address is its context.
+/// Operations in flight, each in a slot whose address is its context.
 pub struct Slots<W> {
     slots: Vec<NonNull<Slot>>,
     work: Vec<Option<W>>,
@@ -231,7 +231,7 @@ impl<W> Slots<W> {
         (self.slots.get(index) == Some(&slot)).then_some(index)
     }
 
-    /// Every operation under way.
+    /// Every operation in flight.
     pub fn all(&self) -> impl Iterator<Item = &W> {
         self.work.iter().flatten()
     }

@@ -303,7 +303,7 @@ impl Core {
             ChainShape::FanOut => chain.members.len(),
         };
         let fan_out = chain.shape == ChainShape::FanOut;
-        // Nobody can have run what was not sent yet.
+        // Operations that were not sent yet cannot have run.
         let mut sent = chain.running.iter_mut().take(chain.sent);
         let Some(running) = sent.find(|it| it.number == number) else {
             return;

@@ -24,7 +24,7 @@ use crate::operation::ConnectionId;
 pub const CHAIN_ROOM: usize = 1024;
 
 /// Operations with the providers at once, over all connections; those of dead peers count until the
-/// provider lets go.
+/// provider releases them.
 const MAX_SLOTS: usize = 16 * 1024;
 
 /// How often time-outs are looked for.
@@ -38,7 +38,7 @@ pub struct Core {
     pub registrations: BTreeMap<u64, Registration>,
     pub revoking: Option<Revoking>,
     /// Keys that were revoked while the port could not be opened anew: what came in by it may still
-    /// be under way.
+    /// be in flight.
     pub not_cut_off: BTreeSet<u64>,
     pub slots: Slots<Work>,
     pub buffers: Buffers,
@@ -155,7 +155,7 @@ impl Core {
         }
     }
 
-    /// One round; answers whether anything happened.
+    /// One round; returns whether anything happened.
     pub fn progress(&mut self) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         self.port.poll(&mut batch);
@@ -371,7 +371,8 @@ impl Core {
         join_address(&self.terms.name, self.incarnation, &self.raw_address)
     }
 
-    /// Ends a connection because of `culprit` (or nobody in particular); everything posted fails.
+    /// Ends a connection because of `culprit` (or no operation in particular); everything posted
+    /// fails.
     pub fn break_connection(&mut self, id: u64, culprit: Option<u64>, kind: FailureKind) {
         if kind != FailureKind::PeerGone
             && let Some(connection) = self.connections.get(&id)
@@ -384,7 +385,7 @@ impl Core {
                 connection: theirs,
                 words: [u64::from(connection.flying == 0), 0, 0, 0, 0],
             };
-            // A courtesy: the peer finds out by itself too.
+            // A courtesy: the peer notices without it too.
             let peer = connection.peer;
             let _ = self.send_message(id, peer, header, &[]);
         }
@@ -397,7 +398,7 @@ impl Core {
         {
             revoking.lost = true;
         }
-        // Nobody in particular: the oldest operation is the first that notices.
+        // No operation in particular: the oldest operation is the first that notices.
         let first = culprit.or_else(|| connection.pending.keys().next().copied());
         if let Some(first) = first.and_then(|first| connection.pending.remove(&first)) {
             self.failed(id, first, kind.clone());
@@ -412,7 +413,7 @@ impl Core {
         self.chains_lost(id, kind);
     }
 
-    /// Ends a connection at the program's wish: what is under way fails, and nothing else is
+    /// Ends a connection at the program's wish: operations in flight fail, and nothing else is
     /// reported.
     pub fn end_connection(&mut self, id: u64) {
         let events = self.events.len();
@@ -471,8 +472,8 @@ impl Core {
         self.expire_chains(now);
     }
 
-    /// Closes the port and opens it again at the same address: whatever peers still had under way
-    /// is lost. Connections with operations under way break; the others live on.
+    /// Closes the port and opens it again at the same address: operations that peers had in flight
+    /// are lost. Connections with operations in flight break; the others live on.
     pub fn reopen(&mut self) -> Result<(), FabricError> {
         let broken: Vec<u64> = self
             .connections
@@ -494,7 +495,7 @@ impl Core {
         self.unposted.clear();
         self.port = Port::open(&self.provider, Some(&self.raw_address), None, queue)?;
         self.peers.clear();
-        // What ended connections had under way is cut off under every key.
+        // Operations that ended connections had in flight are cut off under every key.
         for registration in self.registrations.values_mut() {
             let connections = &self.connections;
             registration

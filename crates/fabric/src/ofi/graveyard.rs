@@ -18,7 +18,7 @@ struct Graveyard {
     fids: [Vec<*mut sys::fid>; 4],
 }
 
-// SAFETY: the objects belong to nobody else any more, and are closed under the lock.
+// SAFETY: the objects have no other owner any more, and are closed under the lock.
 unsafe impl Send for Graveyard {}
 
 static GRAVEYARD: Mutex<Graveyard> = Mutex::new(Graveyard {

@@ -65,7 +65,7 @@ use crate::operation::{ChainId, ChainOperation, ChainShape, ConnectionId, Operat
 /// Who makes progress while the program does not poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nobody: peers wait until the program polls.
+    /// No thread: peers wait until the program polls.
     Caller,
     /// A thread of the endpoint's. Its CPU time is counted ([`OfiEndpoint::progress_cpu_ns`]).
     Thread,
@@ -93,14 +93,14 @@ pub struct OfiOptions {
     /// ends if it gives none. Peers without a thread (`Progress::Caller`) are asked and may be
     /// silent; the provider may know of their end.
     pub idle_timeout: Duration,
-    /// How long a revocation waits for peers to say that nothing is under way. Those that do not
-    /// are cut off, and other connections' operations that are under way just then fail too.
+    /// How long a revocation waits for peers to say that nothing is in flight. Those that do not
+    /// are cut off, and other connections' operations in flight just then fail too.
     pub revoke_timeout: Duration,
     /// The largest write, read or message in bytes; receive buffers are as large.
     pub max_transfer: usize,
     /// The largest append in bytes; a multiple of 64.
     pub max_append: usize,
-    /// Operations under way per connection and per chain.
+    /// Operations in flight per connection and per chain.
     pub max_operations: usize,
     /// Connections, opened by either side; as many memberships in chains.
     pub max_connections: usize,
@@ -186,7 +186,7 @@ impl OfiEndpoint {
             append: terms.multi_receive.then_some(AppendBy::PostedBuffers),
             chain: ChainBy::ProgressThread,
             // Flushes, appends and grants need the target's thread even where the provider moves
-            // bytes by itself.
+            // bytes without it.
             target_polls: !threaded,
             max_append: options.max_append,
             max_transfer: terms.max_transfer,
@@ -373,7 +373,7 @@ impl Drop for OfiEndpoint {
     fn drop(&mut self) {
         self.shared.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported there; there is nobody to tell here.
+            // A panic there was reported there; there is no caller to return it to here.
             let _ = thread.join();
         }
         let mut core = self.shared.lock();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 const PREFIX: &str = "cyclone-ofi-";
 
-/// A name that nobody else has: `cyclone-ofi-NAMESPACE-PROCESS-RANDOM`.
+/// A unique name: `cyclone-ofi-NAMESPACE-PROCESS-RANDOM`.
 pub fn fresh_name() -> String {
     let (namespace, process, random) = (namespace(), std::process::id(), super::random());
     format!("{PREFIX}{namespace}-{process}-{random:016x}")

@@ -190,7 +190,8 @@ impl Core {
         }
         match self.grant(id, key) {
             None => Turn::Wait,
-            // Where not all goes out at once: what is under way ends first, as if it had been all.
+            // Where not all goes out at once: operations in flight end first, as if there were no
+            // others.
             Some(Grant::Denied(_)) if self.terms.max_flying.is_some() && self.has_flying(id) => {
                 Turn::Wait
             }

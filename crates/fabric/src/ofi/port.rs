@@ -161,7 +161,7 @@ impl Port {
 
     /// Makes a peer's address known.
     pub fn insert(&self, address: &[u8]) -> Result<u64, FabricError> {
-        // libfabric 1.17's shm crashes on a name that nobody has.
+        // libfabric 1.17's shm crashes on a name that does not exist.
         if self.named && !name_exists(address) {
             return Err(refused("fi_av_insert", i64::from(libc::ENOENT)));
         }

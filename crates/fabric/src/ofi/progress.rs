@@ -90,7 +90,7 @@ fn run(shared: &Weak<Shared>, spin: Duration) {
         if shared.stopped.load(Ordering::Acquire) {
             return;
         }
-        // Whoever holds the lock makes progress too.
+        // The thread that holds the lock makes progress too.
         let did = match shared.core.try_lock() {
             Ok(mut core) => {
                 let did = core.progress();

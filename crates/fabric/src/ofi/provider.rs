@@ -40,17 +40,17 @@ pub struct Terms {
     pub manual_progress: bool,
     /// The most bytes in one transfer.
     pub max_transfer: usize,
-    /// The most bytes that one connection may have under way, but for a single larger transfer.
+    /// The most bytes that one connection may have in flight, but for a single larger transfer.
     pub max_flying: Option<usize>,
 }
 
-/// `sockets` looks at a message's first 24 bytes without taking them, and takes nothing before all
-/// have come. Linux charges a receive buffer for whole packets until their last byte is taken. So
-/// when a large packet ends within such a head and what came behind it fills the buffer (131,072
-/// bytes by default), both wait for each other and nothing moves between these two endpoints again,
-/// until our time-outs end the connection. Less than half a buffer under way cannot fill it.
-/// Several connections between the same endpoints have one stream: with large transfers on more
-/// than one of them, or both ways, it can still happen.
+/// `sockets` peeks at a message's first 24 bytes, and takes nothing before all have come. Linux
+/// charges a receive buffer for whole packets until their last byte is taken. So when a large
+/// packet ends within such a head and what came behind it fills the buffer (131,072 bytes by
+/// default), both wait for each other and nothing moves between these two endpoints again, until
+/// our time-outs end the connection. Less than half a buffer in flight cannot fill it. Several
+/// connections between the same endpoints have one stream: with large transfers on more than one of
+/// them, or both ways, it can still happen.
 const SOCKETS_FLYING: usize = 16 * 1024;
 
 /// An open provider: fabric and domain.

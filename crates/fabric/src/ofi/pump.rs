@@ -8,8 +8,8 @@ use super::state::Work;
 use super::sys;
 use super::wire::{HEADER_BYTES, Header, Kind};
 
-/// What a transfer counts for beside its bytes where what is under way is bounded: heads, and what
-/// the kernel charges for a small packet.
+/// What a transfer counts for beside its bytes where the bytes in flight are bounded: heads, and
+/// what the kernel charges for a small packet.
 const FLYING_HEAD: usize = 768;
 
 impl Core {

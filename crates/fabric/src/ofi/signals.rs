@@ -5,7 +5,7 @@
 //! crashes, to write `PROGRAM-…,PID.btr` into the current directory and exit. A server must neither
 //! leave such files nor have its signals answered by somebody else: the default actions are put
 //! back before `main`, and so is what stands on them (Rust's report of a stack overflow takes
-//! SIGSEGV only if nobody has it).
+//! SIGSEGV only if it has no handler).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;

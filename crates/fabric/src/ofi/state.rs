@@ -146,13 +146,13 @@ pub struct Connection {
     pub issue: u64,
     /// One-sided operations with the provider.
     pub flying: usize,
-    /// The next operation waits for room, and messages behind it, or small ones could keep a large
-    /// one back for ever.
+    /// The next operation waits for room, and messages behind it, or small ones could starve a
+    /// large one.
     pub starved: bool,
     /// Atomics took effect that no commit covers.
     pub uncommitted: bool,
     pub grants: HashMap<(u64, u64), Grant>,
-    /// Keys that ended; the owner waits until nothing is under way.
+    /// Keys that ended; the owner waits until nothing is in flight.
     pub draining: Vec<u64>,
     pub opened: Instant,
     pub heard: Instant,
@@ -195,7 +195,7 @@ impl Connection {
     }
 
     /// Whether the peer was silent for half the time and has not been asked since. Only providers
-    /// that keep connections notice a death by themselves.
+    /// that keep connections notice a death without it.
     pub fn wants_ping(&self, now: Instant, idle: Duration) -> bool {
         self.theirs.is_some()
             && self.pinged <= self.heard
@@ -230,8 +230,8 @@ pub struct Registration {
     pub len: u64,
     pub access: Access,
     pub token: Token,
-    /// Connections that were given the means to use it, but for those that ended with nothing under
-    /// way.
+    /// Connections that were given the means to use it, but for those that ended with nothing in
+    /// flight.
     pub granted: BTreeSet<u64>,
 }
 
@@ -240,10 +240,10 @@ pub struct Revoking {
     pub key: u64,
     /// Dropping it ends remote access.
     pub memory: Registered,
-    /// Connections that were given the means to use it and did not say yet that nothing is under
-    /// way.
+    /// Connections that were given the means to use it and did not say yet that nothing is in
+    /// flight.
     pub waiting: BTreeSet<u64>,
-    /// Some ended without saying so: what they have under way can only be cut off.
+    /// Some ended without saying so: their operations in flight can only be cut off.
     pub lost: bool,
 }
 

@@ -141,7 +141,7 @@ impl Core {
         );
     }
 
-    /// A peer ends a connection; `idle` if nothing of it is under way.
+    /// A peer ends a connection; `idle` if nothing of it is in flight.
     fn bye(&mut self, id: u64, idle: bool) {
         if idle {
             for registration in self.registrations.values_mut() {
@@ -342,8 +342,8 @@ impl Core {
         Ok(MemoryKey { id, token, len })
     }
 
-    /// The first half of a revocation: nobody is given the means any more, and peers that were are
-    /// asked to say when they have nothing under way. The provider refuses them only in the second
+    /// The first half of a revocation: no peer is given the means any more, and peers that were are
+    /// asked to say when they have nothing in flight. The provider refuses them only in the second
     /// half: libfabric 1.17's shm never answers an operation that it refuses, and all that its
     /// initiator posts behind it waits for that answer.
     pub fn begin_revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
@@ -379,7 +379,7 @@ impl Core {
     }
 
     /// The second half: peers that did not answer in time, or whose connection ended with
-    /// operations under way, lose the port that these come in by.
+    /// operations in flight, lose the port that these come in by.
     pub fn finish_revoke(&mut self) -> Result<(), FabricError> {
         let Some(revoking) = self.revoking.take() else {
             return Ok(());

@@ -185,9 +185,9 @@ fn a_revocation_that_could_not_cut_off_can_be_repeated() {
         let mut core = target.shared.lock();
         core.begin_revoke(&key).expect("begun");
         // A peer has gone in the middle of something.
-        core.revoking.as_mut().expect("under way").lost = true;
+        core.revoking.as_mut().expect("in flight").lost = true;
         let sound = core.raw_address.clone();
-        // 192.0.2.1 in a sockaddr_in: nobody's here.
+        // 192.0.2.1 in a sockaddr_in: not an address of this machine.
         core.raw_address[4..8].copy_from_slice(&[192, 0, 2, 1]);
         core.finish_revoke().expect_err("no port");
         sound
@@ -200,8 +200,8 @@ fn a_revocation_that_could_not_cut_off_can_be_repeated() {
     assert!(matches!(over, Err(FabricError::Unknown(_))), "{over:?}");
 }
 
-/// Whoever is a member of a chain, or may make this endpoint one, says things that cannot be: they
-/// are passed over.
+/// A member of a chain, or a peer that may make this endpoint one, sends impossible messages: they
+/// are ignored.
 #[test]
 fn a_member_that_answers_too_early_and_one_without_a_place_are_passed_over() {
     let open = || {

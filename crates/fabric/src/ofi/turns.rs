@@ -1,7 +1,7 @@
 //! A connection's messages in the order in which they were sent.
 //!
 //! libfabric promises order for the matching of messages with receive buffers (`FI_ORDER_SAS`), not
-//! for completions: with `tcp;ofi_rxm` a message of more than 16 KB goes by rendezvous or in
+//! for completions: with `tcp;ofi_rxm` a message of more than 16 KB is sent by rendezvous or in
 //! segments, and small ones behind it complete before it. So messages are numbered, and what comes
 //! early waits.
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::wire::Header;
 
 /// Messages that may wait for one before them. Far fewer than half of all numbers, so that early
-/// ones and late ones are told apart.
+/// ones and late ones can be distinguished.
 const MAX_EARLY: usize = 4096;
 /// So many of the largest messages may wait at most, in bytes.
 const MAX_EARLY_LARGEST: usize = 64;

@@ -25,7 +25,7 @@ pub enum Kind {
     /// Accepts it. Words: the acceptor's incarnation and connection, 1 if a thread of its answers
     /// at any time.
     Welcome = 2,
-    /// Ends it. Words: 1 if the sender has no one-sided operation under way.
+    /// Ends it. Words: 1 if the sender has no one-sided operation in flight.
     Bye = 3,
     /// The program's own bytes.
     User = 4,
@@ -44,7 +44,7 @@ pub enum Kind {
     Appended = 10,
     /// A key ends. Words: id, 1 for a queue.
     Revoked = 11,
-    /// Nothing of this connection under that key is under way any more. Words: id.
+    /// Nothing of this connection under that key is in flight any more. Words: id.
     Drained = 12,
     /// Asks for a sign of life.
     Ping = 13,

@@ -41,9 +41,9 @@ pub struct ShmConfig {
     /// A file that says what is in the memory: removed, durably, before a memory begins anew, so
     /// that it is never taken for the description of an empty one.
     pub described_by: Option<PathBuf>,
-    /// Whether the endpoint's files go when it is dropped: of use to nobody but who opened it, and
-    /// under a name that does not come back. What is left by a process that was killed is for its
-    /// successor to remove.
+    /// Whether the endpoint's files go when it is dropped: of use only to the process that opened
+    /// it, and under a name that does not come back. What is left by a process that was killed is
+    /// for its successor to remove.
     pub leaves_nothing: bool,
     /// How everybody flushes this memory.
     pub flush: FlushPolicy,
@@ -68,7 +68,7 @@ pub struct ShmConfig {
     pub max_events: usize,
     /// How long an append waits for a segment.
     pub no_segment_wait: Duration,
-    /// How often processes are looked after while nothing else tells of their end.
+    /// How often processes are looked after while nothing else reports their end.
     pub peer_check: Duration,
     /// How long a process that is in the middle of an operation is waited for by who wants to
     /// revoke.

@@ -1,4 +1,4 @@
-//! Connections of an endpoint, whoever opened them, and their messages.
+//! Connections of an endpoint, no matter which side opened them, and their messages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -203,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// Tells the other side, and lets go of the slots.
+    /// Notifies the other side, and releases the slots.
     pub(super) fn end(&self) {
         if let Some(link) = &self.link {
             link.close();

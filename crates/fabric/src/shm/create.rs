@@ -138,7 +138,7 @@ fn lock(path: &Path) -> Result<File, FabricError> {
 struct Former {
     /// The serial number that it had come to.
     serial: u64,
-    /// The machine was not started again since; without a control file nobody knows.
+    /// The machine was not started again since; without a control file this is unknown.
     is_of_this_boot: bool,
 }
 
@@ -191,7 +191,7 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// A control file beside the final one, filled in but for its memory.
 fn new_control(path: &Path, shape: Shape) -> Result<Control, FabricError> {
-    // Left behind by a process that died here; nobody else is here now.
+    // Left behind by a process that died here; no other process is here now.
     let _ = std::fs::remove_file(path);
     let options = RegionOptions {
         path: path.to_path_buf(),

@@ -283,7 +283,7 @@ impl Control {
     pub(super) fn attach_former(path: &Path) -> Option<Control> {
         let former = Control::attach_if(path, |version| (1..=VERSION).contains(&version))?;
         if former.load(header::VERSION) == 1 {
-            // Its initiators did not say how many they were, and that word was nobody's.
+            // Its initiators did not say how many they were, and that word was unused.
             former.store(header::CLAIMED, former.shape.peers);
         }
         Some(former)
@@ -325,14 +325,14 @@ impl Control {
     }
 
     /// The slots that somebody may have: those before any other was claimed in this life. Most
-    /// files have room for far more peers than ever come, and each slot is on pages of its own.
+    /// files have room for far more peers than ever come, and each slot is on separate pages.
     #[inline]
     pub(super) fn claimed(&self) -> u64 {
         self.load(header::CLAIMED).min(self.shape.peers)
     }
 
-    /// Lets the owner look at a slot, before it is claimed: whoever has left a mark was seen by
-    /// looks that began later.
+    /// Has the owner check a slot, before it is claimed: a mark that was left is seen by checks
+    /// that began later.
     pub(super) fn before_claiming(&self, slot: u64) {
         let mut known = self.load(header::CLAIMED);
         while known <= slot {

@@ -1,8 +1,8 @@
 //! The initiator's side of a connection: what a NIC of the target would check, and then do.
 //!
-//! Before it looks at anything an initiator announces in the target's control file what it is about
-//! to do, and takes the announcement back when it is done. So who revokes a registration marks it
-//! as gone and then waits only for announcements that are there already: later ones find it gone.
+//! Before it reads anything an initiator announces in the target's control file what it is about to
+//! do, and takes the announcement back when it is done. So who revokes a registration marks it as
+//! gone and then waits only for announcements that are there already: later ones find it gone.
 //! (Both sides store first and load then, sequentially consistent: one of them sees the other.)
 
 use std::sync::Arc;
@@ -284,7 +284,7 @@ impl Link {
             }
             let is_unheard = Ring::new(control, self.slot, Direction::ToOwner).is_empty();
             match state {
-                // Nobody else changes these.
+                // No other process changes these.
                 connection::ENDED => return control.free_slot(self.slot),
                 connection::OPEN if is_unheard => {
                     let claimed = state_word(pid, connection::CLAIMED);
@@ -353,7 +353,7 @@ fn take_place(
                 ahead if ahead > places => return Err(bad_queue()),
                 _ => {}
             }
-            // Whoever is first moves the tail on; no segment is entered before it is posted.
+            // The first to come moves the tail on; no segment is entered before it is posted.
             let moved = seen.moved_on().0;
             control.area.compare_swap(at + queue::TAIL, seen.0, moved);
             continue;

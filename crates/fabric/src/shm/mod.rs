@@ -103,7 +103,7 @@ pub struct ShmEndpoint {
     events: Vec<Event>,
     /// Operations that wait for room or for a segment.
     waiting: usize,
-    /// The doorbell's count before what it tells of was last looked at.
+    /// The doorbell's count before the last check of what it announces.
     seen: u64,
     /// Something was left for the next look.
     is_behind: bool,
@@ -232,7 +232,7 @@ impl ShmEndpoint {
         });
     }
 
-    /// Tells of a failure, and ends the connection.
+    /// Reports a failure, and ends the connection.
     fn fail(&mut self, place: usize, context: u64, operation: String, kind: FailureKind) {
         if let Some(connection) = &self.connections[place] {
             self.events.push(Event::Failed {
@@ -340,7 +340,7 @@ impl Endpoint for ShmEndpoint {
         self.queues.used(queue.0.id, &mut self.initiators, used)
     }
 
-    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+    fn has_append_in_flight(&mut self, queue: &AppendKey) -> bool {
         self.queues.is_marked(queue.0.id, &mut self.initiators)
     }
 
@@ -556,7 +556,7 @@ impl Endpoint for ShmEndpoint {
         }
         let mut at_most = timeout.min(self.config.peer_check);
         if self.waiting > 0 {
-            // Nobody rings when a segment is posted.
+            // No doorbell is rung when a segment is posted.
             at_most = at_most.min(Duration::from_micros(100));
         }
         process::sleep(&self.control, self.seen, at_most);
@@ -570,11 +570,11 @@ impl Drop for ShmEndpoint {
         }
         self.control.store(header::STATE, RETIRED);
         if self.config.leaves_nothing {
-            // Locked by this life still: nobody else's. First the one that is an address; who has
-            // mapped them keeps them.
+            // Still locked by this life: owned by no other process. First the one that is an
+            // address; who has mapped them keeps them.
             let control = Path::new(OsStr::from_bytes(&self.address.0));
             for path in [control, &self.memory_path] {
-                // What cannot be removed now is in nobody's way but that of the disk.
+                // What cannot be removed now only takes space on the disk.
                 let _ = std::fs::remove_file(path);
             }
         }

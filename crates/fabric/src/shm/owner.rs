@@ -78,7 +78,7 @@ impl Initiators {
         true
     }
 
-    /// Whether nobody has the slot: whatever mark stands there, who finds no slot of his own does
+    /// Whether the slot is free: whatever mark stands there, who finds no slot of his own does
     /// nothing.
     fn is_free(&self, index: u64) -> bool {
         split_state(self.control.slot_state(index)).1 == connection::FREE
@@ -89,7 +89,7 @@ impl Initiators {
         self.is_free(index) || self.clear_dead(index)
     }
 
-    /// Looks after all of them; answers whether any was found dead.
+    /// Looks after all of them; returns whether any was found dead.
     pub(super) fn clear_all_dead(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.control.claimed() {
@@ -99,7 +99,7 @@ impl Initiators {
         any
     }
 
-    /// Frees a slot that was closed and whose messages nobody needs any more.
+    /// Frees a slot that was closed and whose messages are not needed any more.
     pub(super) fn free_closed(&self, index: u64) {
         let word = self.control.slot_state(index);
         let (pid, state) = split_state(word);
@@ -114,8 +114,8 @@ impl Initiators {
         !Ring::new(&self.control, index, Direction::ToOwner).is_empty()
     }
 
-    /// Waits until nobody is in the middle of what was announced with such a mark and begun before
-    /// this call.
+    /// Waits until no process is in the middle of what was announced with such a mark and begun
+    /// before this call.
     pub(super) fn wait_out(
         &mut self,
         what: &str,
@@ -173,7 +173,7 @@ fn stalled(pid: u32, what: &str) -> FabricError {
 enum Entry {
     Free,
     Used(u64),
-    /// Gone for new operations, but one under way could not be waited for.
+    /// Gone for new operations, but one in flight could not be waited for.
     Leaving(u64),
 }
 

@@ -53,7 +53,7 @@ impl Peer {
         })
     }
 
-    /// Whether nobody serves this life any more.
+    /// Whether no process serves this life any more.
     pub(super) fn is_gone(&self) -> bool {
         !self.control.is_live() || self.process.is_gone()
     }
@@ -75,7 +75,7 @@ impl Peer {
             what: format!("map the memory of {}", self.address.0.escape_ascii()),
             source: std::io::Error::other(error),
         })?;
-        // Between attaching the two files another life may have begun, with memory of its own.
+        // Between attaching the two files another life may have begun, with other memory.
         if self.is_gone() || area.len() != self.control.load(header::MEMORY_BYTES) {
             return Err(bad());
         }
@@ -86,7 +86,7 @@ impl Peer {
 }
 
 /// The same life, if this process has mapped its memory for another endpoint. Those that have ended
-/// are let go.
+/// are dropped.
 fn mapped(found: &Peer) -> Option<Arc<Peer>> {
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     mapped.retain(|peer| !peer.is_gone());

@@ -98,7 +98,7 @@ impl Process {
         }
     }
 
-    /// Kills it, unless it is this one; answers whether that was tried.
+    /// Kills it, unless it is this one; returns whether that was tried.
     pub(super) fn kill(&self) -> bool {
         match self {
             Process::Other(descriptor) => pidfd_send_signal(descriptor, Signal::KILL).is_ok(),

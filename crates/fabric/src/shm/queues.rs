@@ -1,5 +1,5 @@
-//! Append queues, the receiver's side: segments posted ahead, and segments that nobody will touch
-//! again.
+//! Append queues, the receiver's side: segments posted ahead, and segments that no process will
+//! touch again.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::key::{AppendKey, MemoryKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// No append begins any more, but one under way could not be waited for.
+    /// No append begins any more, but one in flight could not be waited for.
     Closing,
     Closed,
 }

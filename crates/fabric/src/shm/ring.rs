@@ -1,4 +1,4 @@
-//! A message ring: one producer, one consumer, each in a process of its own.
+//! A message ring: one producer, one consumer, each in its own process.
 //!
 //! ```text
 //!   0      64     128
@@ -106,7 +106,7 @@ impl<'a> Ring<'a> {
         Ok(true)
     }
 
-    /// Takes a piece out. The second answer: the producer waits for room and wants to be told.
+    /// Takes a piece out. The second answer: the producer waits for room and wants a notification.
     pub(super) fn pop(&self) -> Result<Option<(Piece, bool)>, Garbage> {
         let (head, tail) = self.held()?;
         if head == tail {

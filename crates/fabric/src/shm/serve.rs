@@ -1,5 +1,5 @@
 //! What an endpoint does when it is polled: messages and ends come in, what waited is tried again,
-//! and now and then processes are looked after.
+//! and periodically processes are checked.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Looks at everything that the doorbell may have been rung for.
+    /// Checks everything that the doorbell may have been rung for.
     fn look(&mut self) {
         self.seen = self.control.load(header::DOORBELL);
         self.is_behind = false;
@@ -125,7 +125,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Lets go of a connection.
+    /// Drops a connection.
     pub(super) fn remove(&mut self, place: usize) {
         let Some(there) = self.connections[place].take() else {
             return;
@@ -169,7 +169,7 @@ impl ShmEndpoint {
         }
     }
 
-    /// Now and then: notices processes that ended without a word.
+    /// Periodically: notices processes that ended without a word.
     fn check_processes(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.checked) < self.config.peer_check {

@@ -14,7 +14,7 @@ use crate::operation::{ChainOperation, ChainShape, ConnectionId, Operation};
 
 const SEGMENT: u64 = 4096;
 const MEMORY: u64 = 64 << 10;
-/// A slot that nobody is given by chance.
+/// A slot that is not assigned by chance.
 const SLOT: u64 = 7;
 
 fn config() -> ShmConfig {
@@ -94,7 +94,7 @@ impl Pair {
     }
 }
 
-/// A process that is in the middle of something for ever.
+/// A process that is permanently in the middle of something.
 struct Stopped(Child);
 
 impl Stopped {
@@ -212,7 +212,7 @@ fn a_revocation_reports_or_kills_who_stands_still() {
 }
 
 #[test]
-fn a_mark_in_a_slot_that_nobody_has_hinders_nobody() {
+fn a_mark_in_a_free_slot_blocks_no_process() {
     let mut pair = Pair::new(config());
     let queue = pair.queue(1);
     let mark = Mark::queue(index_of(queue.0.id), 0, 9);
@@ -234,7 +234,7 @@ fn the_owner_looks_as_far_as_slots_were_claimed() {
     assert_eq!(control.claimed(), SLOT + 1);
     control.before_claiming(0);
     assert_eq!(control.claimed(), SLOT + 1);
-    // Nonsense makes it look at all there are.
+    // A malformed value makes it check all there are.
     control.store(header::CLAIMED, u64::MAX);
     assert_eq!(control.claimed(), control.shape.peers);
 }
@@ -407,8 +407,8 @@ fn use_everything(pair: &mut Pair, dice: &mut Dice) {
     }
 }
 
-/// With nonsense in the control files between any two rounds nobody panics or hangs, and the owner
-/// can begin a new life.
+/// With nonsense in the control files between any two rounds no process panics or hangs, and the
+/// owner can begin a new life.
 #[test]
 fn nonsense_between_operations_does_no_more_than_fail_them() {
     for seed in 0..200 {
@@ -439,7 +439,7 @@ fn nonsense_between_operations_does_no_more_than_fail_them() {
 }
 
 /// The machine lost power after the last write: the file system brings the memory's file back, with
-/// older content here and there. Only the control file tells; without one nobody knows.
+/// older content here and there. Only the control file tells; without one this is unknown.
 #[test]
 fn memory_of_another_boot_is_not_kept() {
     let directory = tempfile::tempdir().expect("directory");

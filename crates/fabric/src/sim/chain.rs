@@ -81,7 +81,7 @@ pub(super) struct ChainOp {
     parts: Vec<Part>,
     answers: usize,
     answered: bool,
-    /// A part finished when nobody heard of it any more.
+    /// A part finished after its owner was gone.
     lost: bool,
 }
 
@@ -150,8 +150,8 @@ impl Net {
         ChainId(chain as u64)
     }
 
-    /// The operations under way on an owner's chain; `None` if it has no such chain, or no longer.
-    pub(super) fn chain_under_way(&self, owner: usize, chain: ChainId) -> Option<usize> {
+    /// The operations in flight on an owner's chain; `None` if it has no such chain, or no longer.
+    pub(super) fn chain_in_flight(&self, owner: usize, chain: ChainId) -> Option<usize> {
         let chain = self.chains.get(usize::try_from(chain.0).ok()?)?;
         (chain.owner == owner && !chain.closed).then_some(chain.ops.len())
     }
@@ -477,7 +477,7 @@ impl Net {
         }
     }
 
-    /// The operation under way at a member ends after a random part of its lines.
+    /// The operation in flight at a member ends after a random part of its lines.
     fn chain_tear(&mut self, chain: usize, member: usize) {
         let state = &self.chains[chain];
         let op = state.members[member].next_to_run;

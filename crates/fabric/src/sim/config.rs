@@ -19,10 +19,10 @@ pub struct Delay {
 /// How a receiver learns which segments no append will touch again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedBy {
-    /// The provider knows of every append under way: a completion ring that is read, or
+    /// The provider knows of every append in flight: a completion ring that is read, or
     /// reservations. Exact.
     Completions,
-    /// Nobody reads completions. A segment counts as used once a later one's first word was seen
+    /// Completions are not read. A segment counts as used once a later one's first word was seen
     /// not to be zero and this many nanoseconds have passed since (rowan §4.3: 2 ms). An append
     /// that is slower than that may still land in a used segment, counted by
     /// [`Faults::late_landings`]: its sender must not take its completion at its word.
@@ -68,7 +68,7 @@ pub struct SimConfig {
     pub max_append: usize,
     /// The largest write, read or message, in bytes.
     pub max_transfer: usize,
-    /// Operations under way per connection and direction, and per chain; `Busy` beyond.
+    /// Operations in flight per connection and direction, and per chain; `Busy` beyond.
     pub max_posted: usize,
     /// Messages that an endpoint holds before it is polled.
     pub max_messages: usize,
@@ -131,7 +131,7 @@ impl SimConfig {
         }
     }
 
-    /// The defaults, with connections that break now and then and many slow packets.
+    /// The defaults, with connections that break sometimes and many slow packets.
     pub fn hostile() -> SimConfig {
         SimConfig {
             delay: Delay {

@@ -157,10 +157,10 @@ impl Endpoint for SimEndpoint {
         target.used_segments(queue, rule, now_ns, used)
     }
 
-    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+    fn has_append_in_flight(&mut self, queue: &AppendKey) -> bool {
         let mut live = self.live();
         live.as_mut()
-            .is_ok_and(|live| live.lives[self.life].target.append_is_under_way(queue))
+            .is_ok_and(|live| live.lives[self.life].target.has_append_in_flight(queue))
     }
 
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
@@ -193,8 +193,8 @@ impl Endpoint for SimEndpoint {
         self.check(&operation)?;
         let mut net = self.live()?;
         let way = self.way(&net, connection)?;
-        let under_way = net.way(way).ops.len();
-        if net.is_paused(self.life) || under_way >= net.config.max_posted {
+        let in_flight = net.way(way).ops.len();
+        if net.is_paused(self.life) || in_flight >= net.config.max_posted {
             return Err(FabricError::Busy);
         }
         net.post(way, Work::of(operation), context);
@@ -246,9 +246,9 @@ impl Endpoint for SimEndpoint {
             _ => {}
         }
         let mut net = self.live()?;
-        let under_way = net.chain_under_way(self.life, chain);
-        let under_way = under_way.ok_or(FabricError::Unknown("chain"))?;
-        if net.is_paused(self.life) || under_way >= net.config.max_posted {
+        let in_flight = net.chain_in_flight(self.life, chain);
+        let in_flight = in_flight.ok_or(FabricError::Unknown("chain"))?;
+        if net.is_paused(self.life) || in_flight >= net.config.max_posted {
             return Err(FabricError::Busy);
         }
         net.post_chain(chain.0 as usize, ChainWork::of(operation), context);

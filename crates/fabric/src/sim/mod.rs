@@ -15,7 +15,7 @@
 //! # Time
 //! Nothing happens but by the test: [`SimFabric::advance`] moves on to the next thing due and does
 //! it, [`SimFabric::run_for`] lets a span of time pass. A test polls its programs after each step,
-//! in an order of its own (or drawn from its own seed):
+//! in an order it chooses (or draws from its own seed):
 //!
 //! ```text
 //!   loop { for program in programs { program.poll(fabric.now_ns()) }  if !fabric.advance() { break } }
@@ -32,7 +32,7 @@
 //! | overtaking | packets of different connections arrive in any order | [`SimConfig::reorder`] |
 //! | no order | operations of one connection overtake each other, lines of a write land in any order | [`SimConfig::write_order`] |
 //! | partial effect | a write, read, append or copy goes in bursts of 64 B lines; everybody else's in between | [`SimConfig::burst_lines`], [`SimConfig::burst_gap_ns`] |
-//! | crash | [`SimFabric::crash`]: operations under way towards the machine land a random prefix of their lines, later ones nothing; of the memory, each word not flushed and fenced survives or not; peers hear of it up to 1.5 `give_up_ns` later | |
+//! | crash | [`SimFabric::crash`]: operations in flight towards the machine land a random prefix of their lines, later ones nothing; of the memory, each word not flushed and fenced survives or not; peers hear of it up to 1.5 `give_up_ns` later | |
 //! | death of a process | [`SimFabric::kill_process`]: the same, but memory stays as it was | |
 //! | late packets of the dead | what a dead or disconnected initiator had posted goes on for up to four base delays | [`SimConfig::in_flight_survives`] |
 //! | broken connection | at random: the operation and those behind it fail; some may have taken effect, whole or in part, unheard of | [`SimConfig::break_per_million`] |
@@ -52,9 +52,9 @@
 //! when its packet arrives; its bytes come later. A failed operation (but for
 //! [`NoSegment`](crate::FailureKind::NoSegment)) ends its connection for both sides: the owner
 //! hears of completions that came before, then of the operation to blame, then
-//! [`Broken`](crate::FailureKind) for the rest, and the connection's id is unknown from then on.
-//! Who has nothing under way hears [`Disconnected`](crate::Event::Disconnected). A failed chain
-//! operation ends the chain, not its connections; a connection's end ends its chains.
+//! [`Broken`](crate::FailureKind) for the rest, and the connection's id is unknown from then on. A
+//! side that has nothing in flight gets [`Disconnected`](crate::Event::Disconnected). A failed
+//! chain operation ends the chain, not its connections; a connection's end ends its chains.
 
 mod chain;
 mod config;
@@ -98,7 +98,7 @@ impl SimFabric {
         self.endpoint_with(name, bytes)
     }
 
-    /// The same with a size of memory of its own, in bytes.
+    /// The same with a given size of memory, in bytes.
     ///
     /// # Panics
     /// When there is a machine of this name.
@@ -177,8 +177,7 @@ impl SimFabric {
         }
     }
 
-    /// Moves on to the next thing due and does it; `false` when nothing will happen by itself any
-    /// more.
+    /// Moves on to the next thing due and does it; `false` when no event is pending any more.
     pub fn advance(&self) -> bool {
         lock(&self.0).advance()
     }
@@ -195,7 +194,7 @@ impl SimFabric {
         net.run_until(until_ns);
     }
 
-    /// Advances until nothing is due any more, `limit` things at most; answers whether all is
+    /// Advances until nothing is due any more, `limit` things at most; returns whether all is
     /// quiet.
     pub fn settle(&self, limit: usize) -> bool {
         let mut net = lock(&self.0);

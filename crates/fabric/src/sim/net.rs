@@ -58,7 +58,7 @@ pub(super) enum Due {
     Answer(Way, u64),
     /// A connection ends by chance.
     Break(usize),
-    /// What an initiator that is gone had under way ends.
+    /// The operations in flight of an initiator that is gone end.
     Stop(Way),
     /// A side learns that its connection has ended.
     Notice(Way, FailureKind),
@@ -68,7 +68,7 @@ pub(super) enum Due {
     HopAdvance(Hop),
     /// Its completion is at the initiator; of one member in a fan-out.
     HopAnswer(Hop),
-    /// What a broken chain has under way ends.
+    /// The operations in flight of a broken chain end.
     ChainStop(usize),
     /// The initiator learns that its chain is broken.
     ChainNotice(usize),
@@ -150,7 +150,7 @@ pub(super) struct Net {
 fn simulated_memory(image: &[u8]) -> (SharedArea, CrashSim) {
     let (region, crash) = Region::from_image(image).expect("the machine has memory for it");
     let area = region.take(0, image.len() as u64);
-    (area.expect("nobody else has taken it").share(), crash)
+    (area.expect("it is not taken").share(), crash)
 }
 
 impl Net {
@@ -313,7 +313,7 @@ impl Net {
         life
     }
 
-    /// Ends a node's process. What is under way towards it ends with a part of its effect.
+    /// Ends a node's process. Operations in flight towards it end with a part of their effect.
     pub(super) fn kill(&mut self, node: usize) {
         let Some(life) = self.nodes[node].current.take() else {
             return;

@@ -61,7 +61,7 @@ struct Segment {
     serial: u64,
     offset: u64,
     filled: u64,
-    under_way: u32,
+    in_flight: u32,
     /// No further append will be placed here.
     passed: bool,
     /// When a later segment's first word was seen.
@@ -229,7 +229,7 @@ impl Target {
                 serial: queue.next_serial,
                 offset,
                 filled: 0,
-                under_way: 0,
+                in_flight: 0,
                 passed: false,
                 later_seen_ns: None,
             });
@@ -261,7 +261,7 @@ impl Target {
         }
         while let Some(segment) = queue.segments.front() {
             let is_used = match rule {
-                UsedBy::Completions => segment.passed && segment.under_way == 0,
+                UsedBy::Completions => segment.passed && segment.in_flight == 0,
                 //= rowan §4.3
                 UsedBy::FirstWords { settle_ns } => segment
                     .later_seen_ns
@@ -275,9 +275,9 @@ impl Target {
         Ok(())
     }
 
-    pub(super) fn append_is_under_way(&self, key: &AppendKey) -> bool {
+    pub(super) fn has_append_in_flight(&self, key: &AppendKey) -> bool {
         let queue = self.queues.get(&key.0.id).filter(|queue| !queue.closed);
-        queue.is_some_and(|queue| queue.segments.iter().any(|segment| segment.under_way > 0))
+        queue.is_some_and(|queue| queue.segments.iter().any(|segment| segment.in_flight > 0))
     }
 
     pub(super) fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
@@ -321,7 +321,7 @@ impl Target {
                 offset: segment.offset + segment.filled,
             };
             segment.filled += len;
-            segment.under_way += 1;
+            segment.in_flight += 1;
             segment.passed = segment.filled == segment_bytes;
             return Ok(place);
         }
@@ -344,7 +344,7 @@ impl Target {
         if let Some(queue) = self.queues.get_mut(&key.0.id) {
             let mut segments = queue.segments.iter_mut();
             if let Some(segment) = segments.find(|segment| segment.serial == place.serial) {
-                segment.under_way -= 1;
+                segment.in_flight -= 1;
             }
         }
     }

@@ -552,8 +552,8 @@ fn messages_are_held_back_when_the_receiver_is_full() {
     assert_eq!(completed(&events(&mut a)), (0..16).collect::<Vec<_>>());
 }
 
-/// A fabric in which a write of 16 lines is under way, with one line or a few in memory.
-fn under_way(seed: u64) -> (SimFabric, SimEndpoint, SimEndpoint, MemoryKey) {
+/// A fabric in which a write of 16 lines is in flight, with one line or a few in memory.
+fn in_flight(seed: u64) -> (SimFabric, SimEndpoint, SimEndpoint, MemoryKey) {
     let config = SimConfig {
         burst_lines: 1,
         burst_gap_ns: 1_000_000,
@@ -570,7 +570,7 @@ fn under_way(seed: u64) -> (SimFabric, SimEndpoint, SimEndpoint, MemoryKey) {
 fn how_much_of_a_write_still_lands_at_a_crash_is_open() {
     let prefixes: std::collections::BTreeSet<usize> = (0..100)
         .map(|seed| {
-            let (fabric, ..) = under_way(seed);
+            let (fabric, ..) = in_flight(seed);
             fabric.kill_process("b");
             let held = fabric.memory("b").read_vec(0, 1024);
             held.iter().take_while(|&&byte| byte == 1).count()
@@ -581,9 +581,9 @@ fn how_much_of_a_write_still_lands_at_a_crash_is_open() {
 }
 
 #[test]
-fn a_revocation_stops_a_write_under_way() {
+fn a_revocation_stops_a_write_in_flight() {
     for seed in 0..20 {
-        let (fabric, mut a, mut b, key) = under_way(seed);
+        let (fabric, mut a, mut b, key) = in_flight(seed);
         b.revoke(&key).expect("revoke");
         let held = b.memory().read_vec(0, 1024);
         assert_eq!(held[64..128], [0; 64]);

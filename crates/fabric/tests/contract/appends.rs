@@ -124,8 +124,8 @@ pub fn appends_posted_together_are_all_there(group: &mut Group) {
     let len_of = |number: u64| [64, 200, 100, 448][number as usize % 4].min(max);
     let records: Vec<Vec<u8>> = (0..40u64).map(|n| record(0, n, len_of(n))).collect();
     let mut to_post: Vec<u64> = (0..records.len() as u64).collect();
-    let (mut under_way, mut hungry) = (0, false);
-    while under_way > 0 || !to_post.is_empty() {
+    let (mut in_flight, mut hungry) = (0, false);
+    while in_flight > 0 || !to_post.is_empty() {
         let next: Vec<(&[u8], u64)> = to_post
             .iter()
             .take(7)
@@ -133,11 +133,11 @@ pub fn appends_posted_together_are_all_there(group: &mut Group) {
             .collect();
         let taken = group.endpoints[0].post_appends(on, &queue, &next);
         let taken = taken.expect("appends");
-        under_way += taken;
+        in_flight += taken;
         to_post.drain(..taken);
         group.poll();
         for event in std::mem::take(&mut group.heard[0]) {
-            under_way -= 1;
+            in_flight -= 1;
             match event {
                 Event::Completed { .. } => {}
                 // Those before it are there; it and those behind it are posted again.

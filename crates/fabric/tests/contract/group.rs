@@ -14,7 +14,7 @@ pub const SEGMENT: u64 = 4096;
 /// Some endpoints, polled together.
 pub struct Group {
     pub endpoints: Vec<Box<dyn Endpoint>>,
-    /// Events of each that nobody has asked for yet.
+    /// Events of each that no test has asked for yet.
     pub heard: Vec<Vec<Event>>,
 }
 
@@ -39,7 +39,7 @@ impl Group {
             let heard = &mut self.heard[who];
             if let Some(place) = heard.iter().position(|event| wanted(event).is_some()) {
                 let event = heard.remove(place);
-                return wanted(&event).expect("looked at before");
+                return wanted(&event).expect("read before");
             }
             self.endpoints[who].wait(Duration::from_micros(200));
         }
@@ -91,7 +91,7 @@ impl Group {
                 Err(error) => panic!("{operation:?}: {error}"),
             }
         }
-        panic!("busy for ever");
+        panic!("busy without end");
     }
 
     pub fn perform(

@@ -1,4 +1,4 @@
-//! What every provider owes its users, whoever it is: the same questions to each.
+//! What every provider owes its users: the same questions to each.
 
 mod appends;
 mod chains;
@@ -112,7 +112,7 @@ fn sim_without_atomics_or_appends() {
     sim(9, config);
 }
 
-/// Endpoints of this process in a directory of their own.
+/// Endpoints of this process in their own directory.
 fn shm(config: &ShmConfig) {
     eprintln!("{config:?}");
     let base = if std::path::Path::new("/dev/shm").is_dir() {

@@ -95,7 +95,7 @@ pub fn every_refusal_names_its_reason(group: &mut impl FnMut(usize) -> Group) {
         token: Token(!TOKEN.0),
         ..key
     };
-    let nobody = MemoryKey {
+    let unregistered = MemoryKey {
         id: key.id + 1_000,
         ..key
     };
@@ -117,7 +117,7 @@ pub fn every_refusal_names_its_reason(group: &mut impl FnMut(usize) -> Group) {
     let mut cases = vec![
         (write(&foreign, 0), FailureKind::WrongToken),
         (read(&foreign, 0, 8), FailureKind::WrongToken),
-        (write(&nobody, 0), FailureKind::NotRegistered),
+        (write(&unregistered, 0), FailureKind::NotRegistered),
         (write(&key, 8190), FailureKind::OutOfBounds),
         (write(&boastful, 9000), FailureKind::OutOfBounds),
         (write(&key, u64::MAX - 7), FailureKind::OutOfBounds),

@@ -162,7 +162,7 @@ pub fn next(endpoint: &mut Tester) -> Event {
     wait_for(endpoint, |_| true)
 }
 
-/// An endpoint, and its events that a test has not looked at yet.
+/// An endpoint, and its events that a test has not read yet.
 pub struct Tester {
     endpoint: OfiEndpoint,
     queue: VecDeque<Event>,

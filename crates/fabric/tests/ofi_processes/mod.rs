@@ -205,7 +205,7 @@ impl Child {
         Child::start(&mut command)
     }
 
-    /// Waits for a sender's message with the key of its own memory.
+    /// Waits for a sender's message with the key of the sender's memory.
     pub fn introduced(&self, target: &mut Tester) -> (ConnectionId, MemoryKey) {
         match wait_for(target, |event| matches!(event, Event::Received { .. })) {
             Event::Received { connection, bytes } => (connection, key(&bytes)),
@@ -239,7 +239,7 @@ impl Child {
         }
     }
 
-    /// Panics if the process ended by itself.
+    /// Panics if the process ended without being killed.
     pub fn lives(&mut self) {
         let ended = self.child.try_wait().expect("wait");
         assert!(ended.is_none(), "the sender ended: {ended:?}");
@@ -331,7 +331,7 @@ fn variable(name: &str) -> String {
 
 fn say(line: &str) {
     let mut out = std::io::stdout();
-    // The test harness may have begun a line of its own.
+    // The test harness may have begun its own line.
     writeln!(out, "{line}").expect("stdout");
     out.flush().expect("stdout");
 }

@@ -261,15 +261,15 @@ pub fn other_process() {
     match variable("SHM_ROLE").as_str() {
         "append" => {
             let on = connect(0);
-            append_for_ever(&mut endpoint, on, id, &AppendKey(first));
+            append_until_killed(&mut endpoint, on, id, &AppendKey(first));
         }
         "operate" => {
             let on = connect(0);
-            operate_for_ever(&mut endpoint, on, id, &first);
+            operate_until_killed(&mut endpoint, on, id, &first);
         }
         _ => {
             let members = [(connect(0), first), (connect(1), second)];
-            chain_for_ever(&mut endpoint, &members);
+            chain_until_killed(&mut endpoint, &members);
         }
     }
 }
@@ -285,7 +285,7 @@ fn refused(kind: &FailureKind) -> ! {
     std::process::exit(if expected { REFUSED } else { 41 })
 }
 
-fn append_for_ever(endpoint: &mut ShmEndpoint, on: ConnectionId, id: u64, queue: &AppendKey) {
+fn append_until_killed(endpoint: &mut ShmEndpoint, on: ConnectionId, id: u64, queue: &AppendKey) {
     for number in 0.. {
         let bytes = record(id, number);
         let append = Operation::Append {
@@ -308,7 +308,7 @@ pub fn block_of(id: u64) -> u64 {
     16_384 * (1 + id)
 }
 
-fn operate_for_ever(endpoint: &mut ShmEndpoint, on: ConnectionId, id: u64, key: &MemoryKey) {
+fn operate_until_killed(endpoint: &mut ShmEndpoint, on: ConnectionId, id: u64, key: &MemoryKey) {
     for number in 0.. {
         let bytes = record(id, number);
         let offset = block_of(id);
@@ -348,7 +348,7 @@ fn operate_for_ever(endpoint: &mut ShmEndpoint, on: ConnectionId, id: u64, key: 
     }
 }
 
-fn chain_for_ever(endpoint: &mut ShmEndpoint, members: &[(ConnectionId, MemoryKey)]) {
+fn chain_until_killed(endpoint: &mut ShmEndpoint, members: &[(ConnectionId, MemoryKey)]) {
     let chain = endpoint.open_chain(ChainShape::Chain, members);
     let chain = chain.expect("chain");
     let mut events = Vec::new();

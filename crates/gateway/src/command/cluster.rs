@@ -34,7 +34,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     Flow::Replied
 }
 
-/// The leader first, then whoever else is alive.
+/// The leader first, then the others that are alive.
 fn in_order(topology: &Topology) -> Option<(&TopologyNode, Vec<&TopologyNode>)> {
     let leader = topology.nodes.iter().find(|node| node.is_leader)?;
     let followers = topology

@@ -201,7 +201,7 @@ fn get_expire(context: &mut Context<'_, '_>, key: &[u8], slot: u16) -> Option<Fl
         None => return Some(context.read(slot, Shape::Plain, &Query::Get { key })),
         Some((unit, at)) => match positive_time(context.args.at(at), unit) {
             Ok(expiry) => expiry,
-            // Redis looks for the key before it looks at the time.
+            // Redis looks for the key before it checks the time.
             Err(bad) => {
                 let shape = Shape::NilOrError(match bad {
                     BadTime::NotInteger => NOT_INTEGER,

@@ -8,9 +8,9 @@ use super::{Context, Flow, NOT_INTEGER, SYNTAX};
 use crate::connection::Waiting;
 use crate::reply::{ALL_SLOTS, Shape};
 
-/// Keys looked at by SCAN without COUNT.
+/// Keys visited by SCAN without COUNT.
 const SCAN_COUNT: u32 = 10;
-/// Most keys looked at by one SCAN: it is one step of the backend.
+/// Most keys visited by one SCAN: it is one step of the backend.
 const SCAN_COUNT_MAX: i64 = 100_000;
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {

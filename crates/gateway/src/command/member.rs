@@ -17,7 +17,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     }
     Flow::Submitted {
         is_read: false,
-        shape: Shape::Plain,
+        shape: Shape::Repeatable,
         slot: 0,
     }
 }

@@ -48,7 +48,7 @@ pub(crate) enum Flow {
     },
     /// WAIT begins; it replies later.
     Waits,
-    /// A login is looked at; the reply comes later.
+    /// A login is being checked; the reply comes later.
     AwaitsLogin,
     /// Hang up at once, without a word.
     HangUp,

@@ -117,7 +117,7 @@ fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login 
     }
 }
 
-/// Answers a login that the thread has looked at.
+/// Answers a login that the thread has checked.
 pub(crate) fn finish(
     stats: &mut Stats,
     session: &mut Session,

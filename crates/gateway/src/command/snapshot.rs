@@ -17,10 +17,11 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let Some(request) = parse(context) else {
         return context.error(USAGE);
     };
-    let ticket = context.session.next_ticket();
-    if !context.backend.submit_snapshot(ticket, request) {
+    let (ticket, client) = (context.session.next_ticket(), context.session.id);
+    if !context.backend.submit_snapshot(ticket, client, request) {
         return context.error("ERR this engine has no snapshots");
     }
+    context.session.holds_snapshots |= request == SnapshotRequest::Begin;
     Flow::Submitted {
         is_read: true,
         shape: Shape::Plain,

@@ -88,7 +88,7 @@ pub(crate) const ALONE: u8 = 16;
 pub(crate) const NO_MULTI: u8 = 32;
 /// Runs at once also within a transaction.
 pub(crate) const CONTROL: u8 = 64;
-/// Has subcommands, with facts of their own.
+/// Has subcommands, with separate facts.
 pub(crate) const CONTAINER: u8 = 128;
 
 /// What is known of a command before it runs.

@@ -52,11 +52,11 @@ pub(crate) struct Watches {
     keys: Vec<(Vec<u8>, u64)>,
     /// Bytes that they take in a batch.
     bytes: usize,
-    /// How many keys WATCHes under way have, those that count no more among them.
+    /// How many keys WATCHes in progress have, those that count no more among them.
     pending_watch_keys: usize,
     /// Bytes that these will take.
     pending_watch_bytes: usize,
-    /// WATCHes under way from before the last UNWATCH count no more.
+    /// WATCHes in progress from before the last UNWATCH count no more.
     epoch: u64,
     /// A WATCH was answered with an error, so EXEC must not trust the others.
     has_failed_watch: bool,
@@ -128,7 +128,7 @@ fn expected_bytes<'k>(keys: impl Iterator<Item = &'k [u8]>) -> usize {
 }
 
 impl Watches {
-    /// Takes the versions that a WATCH has brought; answers what the client is told.
+    /// Takes the versions that a WATCH has brought; returns the reply to the client.
     pub(crate) fn learn(
         &mut self,
         keys: &mut Vec<Vec<u8>>,

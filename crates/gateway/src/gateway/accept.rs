@@ -12,7 +12,7 @@ use crate::connection::{Connection, Session};
 use crate::memory::HeldBytes;
 use crate::stream::Stream;
 
-/// What a client of another machine is told in protected mode; its beginning is Redis'.
+/// The reply to a client of another machine in protected mode; its beginning is Redis'.
 const DENIED: &str = "-DENIED Redis is running in protected mode because protected mode is enabled and no password is \
     set for the default user. In this mode connections are only accepted from the loopback interface. If you want to \
     connect from external computers to Cyclone you may adopt one of the following solutions: \

@@ -37,7 +37,7 @@ impl Gateway {
                 .map(|one| (one.counted.of(direction), one.session.index))
                 .filter(|(held, _)| *held > 0)
                 .collect();
-            // One look at all connections serves for as many evictions as are needed.
+            // One pass over all connections serves for as many evictions as are needed.
             holders.sort_unstable();
             while self.shared.totals.held().of(direction) > limit
                 && let Some((held, index)) = holders.pop()
@@ -47,7 +47,7 @@ impl Gateway {
             }
             if self.shared.totals.held().of(direction) > limit {
                 // What is counted is counted for somebody.
-                debug_assert!(false, "{:?} held by nobody", self.held());
+                debug_assert!(false, "{:?} without a holder", self.held());
                 return;
             }
         }

@@ -17,8 +17,8 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// Whether the next of `connections` has to wait. Not for ever: who has waited for long is
-    /// read, and refused.
+    /// Whether the next of `connections` has to wait. Not without limit: a connection that has
+    /// waited for long is read, and refused.
     pub(super) fn must_wait(
         &mut self,
         now_us: u64,
@@ -44,7 +44,7 @@ impl Pressure {
         false
     }
 
-    /// Nobody is held back any more.
+    /// No connection is held back any more.
     pub(super) fn end(&mut self) {
         *self = Pressure::default();
     }

@@ -1,4 +1,4 @@
-//! What becomes due without anything read: logins looked at, WAITs over, connections to be dropped.
+//! What becomes due without anything read: logins checked, WAITs over, connections to be dropped.
 
 use cyclone_wire::resp::encode;
 
@@ -11,7 +11,7 @@ use crate::login::Logins;
 const SWEEP_US: u64 = 1_000_000;
 
 impl Gateway {
-    /// Answers AUTHs and HELLOs that the login thread has looked at; answers how many.
+    /// Answers AUTHs and HELLOs that the login thread has checked; returns how many.
     pub(super) fn answer_logins(&mut self, backend: &dyn Backend) -> usize {
         let mut answered = 0;
         while let Some((ticket, verdict)) =
@@ -84,7 +84,7 @@ impl Gateway {
     }
 
     /// Drops connections that linger, do not take their replies, have been idle or strangers for
-    /// too long, or wait for ever for nobody.
+    /// too long, or wait without end.
     pub(super) fn sweep(&mut self, now_us: u64) {
         self.next_sweep_us = now_us + SWEEP_US;
         let config = &self.shared.config;

@@ -1,12 +1,12 @@
 //! Connections in WAIT. What the replicas hold is asked once a step for all of them, and unless it
-//! has changed nobody is looked at.
+//! has changed no connection is checked.
 
 /// Who waits, and what was known at the last look.
 #[derive(Debug)]
 pub(crate) struct Waits {
     /// Places of the connections.
     places: Vec<u32>,
-    /// Nobody's time is over before.
+    /// No deadline passes before.
     until_us: u64,
     /// Up to which marks the replicas hold the log, the lowest first.
     held: Vec<u64>,
@@ -43,12 +43,13 @@ impl Waits {
         (!self.places.is_empty()).then_some(self.until_us)
     }
 
-    /// While nobody waits, nobody looks: what was known says nothing about what has changed since.
+    /// While no connection waits, no check runs: what was known says nothing about what has changed
+    /// since.
     pub(super) fn forget(&mut self) {
         self.held.clear();
     }
 
-    /// Notes what replicas hold now, a mark of each; answers whether somebody may be satisfied by
+    /// Notes what replicas hold now, a mark of each; returns whether somebody may be satisfied by
     /// it, or late.
     pub(super) fn note(&mut self, now_us: u64, mut held: Vec<u64>) -> bool {
         held.sort_unstable();
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_looked_at_unless_something_has_changed_or_is_late() {
+    fn waits_are_checked_only_after_a_change_or_a_deadline() {
         let mut waits = Waits::default();
         assert_eq!(waits.next_check_us(), None);
         waits.add(7, 500);

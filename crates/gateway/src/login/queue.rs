@@ -1,5 +1,5 @@
-//! The logins that wait for the thread. Addresses take turns, so that nobody else waits for one
-//! that asks much.
+//! The logins that wait for the thread. Addresses take turns, so that none waits for one that asks
+//! much.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +10,7 @@ pub(super) const MOST: usize = 4096;
 /// Bits of an IPv6 address that tell one subscriber from another.
 const SUBSCRIBER_BITS: u32 = 64;
 
-/// A login to be looked at.
+/// A login to be checked.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LoginRequest {
     pub(super) ticket: u64,
@@ -18,10 +18,10 @@ pub(super) struct LoginRequest {
     pub(super) password: Vec<u8>,
 }
 
-/// Those that wait, in the order in which they are looked at.
+/// Those that wait, in the order in which they are checked.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// By whose they are; nobody has an empty list.
+    /// By whose they are; no list is empty.
     by_subscriber: BTreeMap<IpAddr, VecDeque<LoginRequest>>,
     /// Whose turn it is; each of the above once.
     turn_order: VecDeque<IpAddr>,
@@ -81,14 +81,14 @@ impl Waiting {
         Ok(displaced)
     }
 
-    /// Takes the latest of whoever has most, if that is more than `peer` would have.
+    /// Takes the latest of the subscriber that has most, if that is more than `peer` would have.
     fn displace(&mut self, peer: IpAddr) -> Option<u64> {
         let own = self.by_subscriber.get(&peer).map_or(0, VecDeque::len);
         let (_, most) = self
             .by_subscriber
             .iter_mut()
             .max_by_key(|(_, list)| list.len())?;
-        // More than one is left, so nobody's list becomes empty.
+        // More than one is left, so no list becomes empty.
         (most.len() > own + 1)
             .then(|| most.pop_back())
             .flatten()
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(waiting.len(), 0);
     }
 
-    /// Whoever has a network of 2^64 addresses is one all the same.
+    /// A subscriber that has a network of 2^64 addresses counts as one all the same.
     #[test]
     fn a_subscriber_is_one_however_many_addresses() {
         let v6 = |text: &str| -> IpAddr { text.parse().unwrap() };

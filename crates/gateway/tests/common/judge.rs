@@ -25,7 +25,7 @@ impl Redis {
         if !installed("redis-server") {
             return None;
         }
-        // A port that was free a moment ago.
+        // A port that was free just now.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         drop(listener);

@@ -1,4 +1,4 @@
-//! A gateway over a fake backend in a thread of its own, and a client that speaks bytes.
+//! A gateway over a fake backend in its own thread, and a client that speaks bytes.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod judge;

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_other_versions_are_told_apart() {
+    fn foreign_files_and_other_versions_are_distinguished() {
         assert!(matches!(
             unpack(&b"SQLite format 3\0 and so on"[..], None),
             Err(FormatError::NotASnapshot)

@@ -1,6 +1,6 @@
-//! A moment after a snapshot: where the archive leads to, and its name. Nodes that are brought to
-//! different moments must not take each other for the same cluster, so the name that goes into
-//! their configuration is made of the snapshot and the places.
+//! A point in time after a snapshot: where the archive leads to, and its name. Nodes that are
+//! brought to different moments must not take each other for the same cluster, so the name that
+//! goes into their configuration is made of the snapshot and the places.
 
 use std::path::PathBuf;
 
@@ -117,7 +117,7 @@ impl Wanted {
     /// # Errors
     /// As [`Wanted::find`]; the store's; an archive that has changed since.
     pub fn apply(&self, head: &Head, found: &Found, store: &dyn StateMachine) -> Result<()> {
-        // The archive may have grown since it was looked at; what was found is what counts.
+        // The archive may have grown since it was read; what was found is what counts.
         let shelf = self.shelf(head)?;
         let reached = replay(&shelf, &head.applied, self.until, Some(store))?;
         ensure!(
@@ -145,7 +145,7 @@ impl Wanted {
     }
 }
 
-/// The name of a moment.
+/// The name of a point in time.
 fn name(snapshot: u128, places: &[Place]) -> u128 {
     let mut sum = Sha256::new();
     sum.update(b"cyclone moment after a snapshot ");
@@ -302,7 +302,7 @@ mod tests {
     /// A leader's clock was a day ahead for a while: a cut by time would leave out everything that
     /// was acknowledged since.
     #[test]
-    fn a_moment_that_a_clock_hides_is_refused_with_what_to_say_instead() {
+    fn a_time_that_a_clock_hides_is_refused_with_the_alternative() {
         let directory = tempfile::tempdir().expect("directory");
         archive(
             directory.path(),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_as_they_are_read() {
+    fn times_are_printed_as_they_are_read() {
         for ms in [
             0,
             951_825_600_000,

@@ -27,7 +27,7 @@ pub struct Arguments {
     pub file: PathBuf,
     /// The new node's configuration.
     pub config: PathBuf,
-    /// A moment after the snapshot, if that is wanted.
+    /// A point in time after the snapshot, if that is wanted.
     pub point: Option<Wanted>,
 }
 
@@ -81,9 +81,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Makes the directory whose presence says that a restore is under way. Of an earlier one that was
-/// cut off, that directory stays, so that a machine that loses power in the middle does not leave a
-/// marker that vouches for an empty store.
+/// Makes the directory whose presence says that a restore is in progress. Of an earlier one that
+/// was cut off, that directory stays, so that a machine that loses power in the middle does not
+/// leave a marker that vouches for an empty store.
 fn begin(data: &Path) -> Result<PathBuf> {
     let unfinished = data.join(shelf::UNFINISHED);
     if unfinished.exists() {
@@ -194,7 +194,7 @@ fn check_new(config: &Config) -> Result<()> {
     for entry in entries {
         let name = entry.file_name();
         let left_over = unfinished && ours.iter().chain(&ENGINE).any(|own| name == *own);
-        // What a new file system has by itself.
+        // What every new file system has.
         if !left_over && name != "lost+found" {
             bail!(
                 "{} is not empty: there is {}",
@@ -203,7 +203,7 @@ fn check_new(config: &Config) -> Result<()> {
             );
         }
     }
-    // Devices cannot be read like this; the first start looks at them.
+    // Devices cannot be read like this; the first start checks them.
     let is_file = fs::metadata(&config.nvm).is_ok_and(|metadata| metadata.is_file());
     if is_file {
         let mut head = Vec::new();
@@ -217,7 +217,7 @@ fn check_new(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Puts the checkpoint into a store of its own, and looks whether it holds what the head says.
+/// Puts the checkpoint into a separate store, and looks whether it holds what the head says.
 fn install(
     head: &Head,
     config: &Config,

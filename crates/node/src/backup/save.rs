@@ -13,6 +13,7 @@ use cyclone_wire::ring::crc32c_of;
 use super::format::{Head, Packer};
 use crate::ctl;
 use crate::resp::{self, Access};
+use crate::signals::Draft;
 
 /// Bytes asked for at a time.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -60,18 +61,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut draft = arguments.file.clone().into_os_string();
     draft.push(".part");
     let draft = PathBuf::from(draft);
+    // Removes it where this does not come to its end.
+    let guard = Draft::new(draft.clone())?;
     let fetched = fetch(&mut connection, &begun, &draft, arguments.mib_per_second)
         .map_err(|error| interrupted(error, arguments.connect));
-    // The node forgets it by itself, later.
+    // The node releases it in any case when the connection closes.
     let _ = snapshot()
         .arg("END")
         .arg(begun.id)
         .query::<()>(&mut connection);
-    let bytes = fetched.inspect_err(|_| {
-        let _ = std::fs::remove_file(&draft);
-    })?;
-    place(&draft, &arguments.file)
-        .with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
+    let bytes = fetched?;
+    let placed = place(&draft, &arguments.file);
+    // A whole snapshot is kept, under whatever name.
+    guard.keep();
+    placed.with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
     super::print(&begun.head, None, arguments.json);
     if !arguments.json {
         println!("bytes     {bytes}");

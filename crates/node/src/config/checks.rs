@@ -1,4 +1,4 @@
-//! What can be told wrong about a node's file by itself; the rest is for the replica's own checks.
+//! What can be found wrong in a node's file alone; the rest is for the replica's own checks.
 
 use std::net::SocketAddr;
 
@@ -82,8 +82,8 @@ impl File {
             let id = member.id;
             if !is_reachable(member.packet) {
                 bail!(
-                    "cluster.members: packet = \"{}\" of member {id}: nobody can be reached there; expected the address and \
-                     port of the member's own machine",
+                    "cluster.members: packet = \"{}\" of member {id}: no machine can be reached \
+                     there; expected the address and port of the member's own machine",
                     member.packet
                 );
             }
@@ -97,8 +97,9 @@ impl File {
             }
             if !is_reachable(redis) {
                 bail!(
-                    "cluster.members: redis = \"{redis}\" of member {id}: nobody can be reached there; expected the address \
-                     and port as clients reach them. To listen on all addresses set node.redis_listen"
+                    "cluster.members: redis = \"{redis}\" of member {id}: no machine can be \
+                     reached there; expected the address and port as clients reach them. To \
+                     listen on all addresses set node.redis_listen"
                 );
             }
             let same = members[..position]

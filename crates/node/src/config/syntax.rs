@@ -1,14 +1,14 @@
 //! What is wrong with the text of a configuration, told without the text: its lines hold keys and
 //! passwords.
 
-use anyhow::{Result, anyhow};
+use anyhow::anyhow;
 use serde::de::DeserializeOwned;
 
 /// Fields whose values are never told.
 const SECRETS: &[&str] = &["node_key", "client_key", "password", "token"];
 
-/// The other fields. What stands before an equals sign is told only if it is one of these: it may
-/// be a part of a secret, too.
+/// The other fields. What stands before an equals sign is printed only if it is one of these: it
+/// may be a part of a secret, too.
 const FIELDS: &[&str] = &[
     // A node's file.
     "id",
@@ -34,6 +34,7 @@ const FIELDS: &[&str] = &[
     "queues",
     "burst",
     "pin_cpu",
+    "priority_boost",
     "redis_listen",
     "member_addresses",
     "max_key_bytes",
@@ -88,7 +89,7 @@ const SECTIONS: &[&str] = &[
 ///
 /// # Errors
 /// Where the text is wrong, in which field, and what was expected; never what stands there.
-pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
+pub fn parse<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     toml::from_str(text).map_err(|error| {
         let message = error.message();
         match error.span() {
@@ -119,6 +120,12 @@ fn told(text: &str, at: usize, message: &str) -> String {
         let name = name.split(']').next()?.trim();
         SECTIONS.iter().find(|section| **section == name)
     });
+    let is_value = whole.find('=').is_some_and(|equals| at >= begins + equals);
+    let hint = field.filter(|_| is_value).and_then(unit_hint);
+    let message = match hint {
+        Some(hint) => format!("{message}; {hint}"),
+        None => message,
+    };
     let place = match (section, field) {
         (Some(section), Some(field)) => format!(" ({section}.{field})"),
         (None, Some(field)) => format!(" ({field})"),
@@ -131,6 +138,42 @@ fn told(text: &str, at: usize, message: &str) -> String {
 /// Whether errors may name a field or a section: it is one that a configuration has.
 pub fn is_known(name: &str) -> bool {
     known(name).is_some() || SECTIONS.contains(&name)
+}
+
+/// What is expected of a field whose name ends in a unit.
+fn unit_hint(field: &str) -> Option<&'static str> {
+    let units = [
+        ("_bytes", BYTES),
+        (
+            "_mib_s",
+            "expected a whole number of MiB per second, without unit and quotes, such as 32",
+        ),
+        (
+            "_ms",
+            "expected a whole number of milliseconds, without unit and quotes, such as 100",
+        ),
+        (
+            "_s",
+            "expected a whole number of seconds, without unit and quotes, such as 60",
+        ),
+        (
+            "_ppm",
+            "expected a whole number of millionths, without unit and quotes, such as 1000",
+        ),
+    ];
+    let unit = units.iter().find(|(end, _)| field.ends_with(end));
+    unit.map(|(_, hint)| *hint)
+}
+
+const BYTES: &str =
+    "expected a whole number of bytes, without unit and quotes, such as 67108864 for 64 MiB";
+
+/// Reads a number of bytes from the command line.
+///
+/// # Errors
+/// Says what is expected.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| BYTES.to_owned())
 }
 
 fn known(name: &str) -> Option<&'static str> {
@@ -215,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn place_and_field_are_told() {
+    fn place_and_field_are_reported() {
         let said = refused::<File>(&node(&format!("node_key = \"{SECRET}")));
         assert!(said.starts_with("line 3, column "), "{said}");
         assert!(said.contains("cluster.node_key"), "{said}");
@@ -231,6 +274,73 @@ mod tests {
             said.contains("(in [cluster]): missing field `node_key`"),
             "{said}"
         );
+    }
+
+    /// All numbers are without unit; their fields name it.
+    #[test]
+    fn a_unit_in_a_value_is_refused_with_what_is_expected() {
+        let keys = format!("node_key = \"{SECRET}\"\nclient_key = \"{SECRET}\"");
+        for (section, field, expected) in [
+            ("node", "nvm_bytes", "67108864 for 64 MiB"),
+            ("node", "flash_bytes", "67108864 for 64 MiB"),
+            ("node", "archive_seal_ms", "number of milliseconds"),
+            ("limits", "block_cache_bytes", "67108864 for 64 MiB"),
+            ("timing", "election_ms", "number of milliseconds"),
+            ("reads", "clock_drift_ppm", "number of millionths"),
+        ] {
+            for value in ["\"64MiB\"", "64MiB", "64 MiB", "6.4e7", "-1", "\"64\""] {
+                let heading = match section {
+                    "node" => String::new(),
+                    other => format!("[{other}]\n"),
+                };
+                let text = format!("{}{heading}{field} = {value}\n", node(&keys));
+                let said = refused::<File>(&text);
+                let place = format!("({section}.{field})");
+                for words in [expected, "without unit and quotes", &place] {
+                    assert!(said.contains(words), "{words} is missing in: {said}");
+                }
+            }
+        }
+        assert_eq!(parse_bytes("67108864"), Ok(64 << 20));
+        for wrong in ["64MiB", "", "-1", "6.4e7"] {
+            assert!(parse_bytes(wrong).is_err_and(|it| it.contains("67108864")));
+        }
+    }
+
+    /// Nor where a configuration is printed as Rust does it.
+    #[test]
+    fn debug_output_has_no_secrets() {
+        let keys = format!(
+            "node_key = \"{SECRET}\"\nclient_key = \"{}\"",
+            SECRET.replace('7', "8")
+        );
+        let mut file: File = parse(&node(&keys)).expect("a file");
+        file.node.password = Some("1234567".into());
+        file.cluster.members = File::from_flags(
+            1,
+            &["1=127.0.0.1:1".to_owned()],
+            String::new(),
+            String::new(),
+            String::new(),
+        )
+        .expect("members")
+        .cluster
+        .members;
+        let config = file.to_config(true).expect("a configuration");
+        let access = crate::resp::Access {
+            password: file.node.password.clone(),
+            ..Default::default()
+        };
+        let mut port = cyclone_gateway::GatewayConfig::new("127.0.0.1:1".parse().expect("one"));
+        port.passwords = vec![b"1234567".to_vec()];
+        let client = cyclone_client::ClientConfig::new(Vec::new(), config.client_key);
+        let said = format!("{file:?} {config:?} {access:?} {port:?} {client:?}");
+        // As text, and as the numbers of the bytes: 0x77 and 0xca, 0x88 and 0xca, '1' and '2'.
+        for secret in [
+            "7cafe", "8cafe", "1234567", "119, 202", "136, 202", "49, 50",
+        ] {
+            assert!(!said.contains(secret), "{secret}: {said}");
+        }
     }
 
     /// What is not in the list is not told by its name.
@@ -253,6 +363,7 @@ mod tests {
             .expect("members");
         file.node.password = Some(String::new());
         file.node.pin_cpu = Some(1);
+        file.node.priority_boost = true;
         file.node.interface = Some(String::new());
         walk(&toml::Table::try_from(&file).expect("a table"));
     }

@@ -1,9 +1,12 @@
 //! What a demo can be played with, and where its data goes.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Access, access};
 
 use crate::cluster::{self, Options};
 
@@ -16,13 +19,20 @@ pub struct Place {
 }
 
 impl Place {
-    /// What the command line says, or a new one below the temporary one.
-    pub fn new(given: Option<&Path>, name: &str) -> Place {
+    /// What the command line says, or a new one below the temporary one. Makes nothing.
+    ///
+    /// # Errors
+    /// A directory given in which the demo cannot write, or would write over what is there.
+    pub fn new(given: Option<&Path>, name: &str) -> Result<Place> {
         let below = || std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-        Place {
+        if let Some(directory) = given {
+            check_directory(directory)
+                .with_context(|| format!("--directory {}", directory.display()))?;
+        }
+        Ok(Place {
             directory: given.map_or_else(below, Path::to_owned),
             is_ours: given.is_none(),
-        }
+        })
     }
 
     /// Once the cluster has ended: after a failure what its nodes said is what one wants to see,
@@ -36,6 +46,33 @@ impl Place {
             eprintln!("what the nodes wrote is in {}", self.directory.display());
         }
     }
+}
+
+/// What names of files begin with that the demo writes.
+const WRITTEN: [&str; 3] = ["node", "server", "nvm"];
+
+/// Whether the demo can make its files there. A directory that is not there yet can be made later.
+fn check_directory(directory: &Path) -> Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            bail!("this is not a directory; expected a new directory or an empty one")
+        }
+        Err(error) => return Err(error).context("cannot read this directory"),
+    };
+    access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .context("cannot write to this directory")?;
+    for entry in entries {
+        let name = entry.context("cannot read this directory")?.file_name();
+        let name = name.to_string_lossy();
+        if WRITTEN.iter().any(|written| name.starts_with(written)) {
+            bail!(
+                "there is {name} already, which is kept; expected a new directory or an empty one"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what the demo cannot be played with, before anything is made.
@@ -83,6 +120,37 @@ mod tests {
             let told = with(engine, logs).expect_err(engine);
             assert!(told.contains(words), "{told}");
         }
+    }
+
+    #[test]
+    fn directory_that_cannot_take_the_demo_is_refused_and_left_as_it_is() {
+        let below = tempfile::tempdir().expect("a directory");
+        let refusal = |path: &Path| {
+            let error = Place::new(Some(path), "demo").err().expect("refused");
+            let told = format!("{error:#}");
+            assert!(told.contains(&path.display().to_string()), "{told}");
+            told
+        };
+        let file = below.path().join("file");
+        fs::write(&file, "kept").expect("written");
+        assert!(refusal(&file).contains("not a directory"));
+        assert!(refusal(&file.join("below")).contains("not a directory"));
+        assert_eq!(fs::read_to_string(&file).expect("read"), "kept");
+        for name in ["node1.toml", "node2", "server0.log", "nvm"] {
+            let used = below.path().join(format!("used-{name}"));
+            fs::create_dir(&used).expect("made");
+            fs::write(used.join(name), "kept").expect("written");
+            assert!(refusal(&used).contains(name));
+            assert_eq!(fs::read_to_string(used.join(name)).expect("read"), "kept");
+        }
+        let empty = below.path().join("empty");
+        fs::create_dir_all(empty.join("lost+found")).expect("made");
+        for fits in [empty, below.path().join("new/and/deep")] {
+            let place = Place::new(Some(&fits), "demo").expect("fits");
+            assert_eq!(place.directory, fits);
+        }
+        // A superuser may write everywhere but to such file systems.
+        assert!(refusal(Path::new("/proc/sys")).contains("cannot write"));
     }
 
     #[test]

@@ -84,6 +84,13 @@ pub fn of_node(sheet: &mut MetricsSnapshot, node: &Node) {
         &[],
         status.held_snapshots,
     );
+    sheet.add(
+        Kind::Gauge,
+        "save_snapshots",
+        "Snapshots held now for `ctl snapshot save`: 0 or 1.",
+        &[],
+        status.held_backups,
+    );
     for (name, value) in node.packet_stats() {
         let kind = match PACKET_GAUGES.contains(&name) {
             true => Kind::Gauge,

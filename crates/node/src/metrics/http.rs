@@ -17,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const REQUEST_BYTES: usize = 8 * 1024;
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Listens, and serves from threads of its own until the process ends. Answers where it listens.
+/// Listens, and serves from separate threads until the process ends. Returns where it listens.
 ///
 /// # Errors
 /// When the address cannot be listened at, or no thread can be had.

@@ -1,6 +1,6 @@
 //! `--metrics`: the node's figures for Prometheus, in its text format 0.0.4 over HTTP.
 //!
-//! Threads of their own speak HTTP, a few at a time, each for a few seconds at most. The event loop
+//! Separate threads speak HTTP, a few at a time, each for a few seconds at most. The event loop
 //! only copies its counters, when asked: a slow or hostile reader costs it nothing.
 
 pub mod figures;
@@ -150,7 +150,7 @@ pub struct MetricsExchange {
 impl MetricsExchange {
     /// `waker` wakes the loop that will answer.
     pub fn new(waker: Arc<mio::Waker>) -> MetricsExchange {
-        // A loop that cannot be woken looks every 100 ms by itself.
+        // A loop that cannot be woken polls every 100 ms.
         MetricsExchange::waking(move || drop(waker.wake()))
     }
 

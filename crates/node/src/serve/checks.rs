@@ -59,7 +59,7 @@ pub fn check(file: &File, beginning: Beginning) -> Result<Checked> {
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let settings = settings(file, &config, listen.unwrap_or(anywhere))?;
     if let Some(cpu) = config.pin_cpu {
-        pin_for_a_moment(cpu)?;
+        try_pin(cpu)?;
     }
     warn_of_access(file, listen.map(|_| &settings));
     Ok(Checked {
@@ -90,7 +90,8 @@ fn warn_of_access(file: &File, redis: Option<&GatewayConfig>) {
     }
 }
 
-/// How long a check waits for a disk that does not answer. Whoever needs it will say so.
+/// How long a check waits for a disk that does not answer. The component that needs it will report
+/// it.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a question about a file is answered; `None` if the disk does not answer in time.
@@ -111,8 +112,8 @@ fn check_directory(field: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In a thread of its own: the CPUs of this one stay as they are.
-fn pin_for_a_moment(cpu: usize) -> Result<()> {
+/// In a separate thread: the CPUs of this one stay as they are.
+fn try_pin(cpu: usize) -> Result<()> {
     let tried = std::thread::spawn(move || cpus::pin(cpu)).join();
     tried.unwrap_or_else(|_| bail!("node.pin_cpu = {cpu}: cannot pin to it"))
 }
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fewer_clients_are_told_with_both_numbers() {
+    fn fewer_clients_are_reported_with_both_numbers() {
         let settings = GatewayConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         assert_eq!(few_files(&settings, "limits.max_clients", 20_000), None);
         let told = few_files(&settings, "limits.max_clients", 768).expect("fewer");

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, Result};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// Takes the port without listening, for as long as the socket lives: nobody else gets it, and who
-/// connects is refused at once. The gateway may listen there meanwhile.
+/// Takes the port without listening, for as long as the socket lives: no other process gets it, and
+/// clients are refused at once. The gateway may listen there meanwhile.
 ///
 /// # Errors
 /// It is in use.

@@ -8,6 +8,7 @@ use cyclone_bench::plot::{self, Bars};
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 use cyclone_replication::Protocol;
+use serde_json::Value;
 
 use super::runs::{Crowd, Metering, Outcome};
 use super::{Case, Experiment, Times};
@@ -18,8 +19,6 @@ const WORKERS: [u32; 4] = [1, 2, 4, 8];
 const COPIES: [usize; 3] = [1, 2, 3];
 /// Of the time of `--quick`: no further repetition begins after it.
 const GRID_SHARE: f64 = 0.35;
-/// No amplification is measured after it; then the table has none there.
-const METERED_SHARE: f64 = 0.6;
 
 /// The columns of `replication.csv`.
 pub(crate) const COLUMNS: [&str; 16] = [
@@ -53,7 +52,8 @@ enum Sweep {
 struct Row {
     case: Case,
     outcomes: Vec<Outcome>,
-    amplification: f64,
+    /// `None` where the run for it failed, which is reported.
+    amplification: Option<f64>,
 }
 
 impl Row {
@@ -121,7 +121,9 @@ impl Experiment<'_> {
             if self.report.leaves_out(provider.name()) {
                 continue;
             }
-            for protocol in self.protocols() {
+            let protocols = self.protocols();
+            self.report.expect(protocols.len());
+            for protocol in protocols {
                 let case = |(record_bytes, workers, copies)| Case {
                     provider,
                     protocol,
@@ -129,12 +131,11 @@ impl Experiment<'_> {
                     workers,
                     copies,
                 };
+                let what = format!("{protocol} over {}", provider.name());
+                self.report.progress(&format!("{what}: can it be carried?"));
                 match self.run_case(case((64, 1, 1)), self.crowd(), times, None) {
                     Ok(_) => cases.extend(shapes(sweep).into_iter().map(case)),
-                    Err(error) => {
-                        let what = format!("{protocol} over {}", provider.name());
-                        self.left_out(&what, &error)?;
-                    }
+                    Err(error) => self.left_out(&what, &error)?,
                 }
             }
         }
@@ -151,6 +152,18 @@ impl Experiment<'_> {
         let (times, crowd, repetitions) = (self.times, self.crowd(), self.repetitions());
         self.report.expect(cases.len() * (repetitions + 1));
         let budget = self.report.budget();
+        // Before the repetitions: no row is without it because the time of --quick is over.
+        let short = Times {
+            warm_up: Duration::from_millis(20),
+            measure: Duration::from_millis(50),
+        };
+        let mut amplifications = Vec::new();
+        for case in &cases {
+            if budget.is_over() {
+                break;
+            }
+            amplifications.push(self.metered(*case, crowd, short)?);
+        }
         let is_over = |repetition| budget.ends(repetition, GRID_SHARE);
         let results = interleaved(&cases, repetitions, is_over, |case, _| {
             let what = told(case);
@@ -161,36 +174,23 @@ impl Experiment<'_> {
             }
         })?;
         self.report.names_left_out(&cases, &results, told);
-        let short = Times {
-            warm_up: Duration::from_millis(20),
-            measure: Duration::from_millis(50),
-        };
-        let mut rows = Vec::new();
-        for (case, outcomes) in cases.into_iter().zip(results) {
-            let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
-            if outcomes.is_empty() {
-                continue;
-            }
-            let amplification = match budget.is_past(METERED_SHARE) {
-                true => f64::NAN,
-                false => self.metered(case, crowd, short)?,
-            };
-            rows.push(Row {
-                case,
-                outcomes,
-                amplification,
-            });
-        }
-        Ok(rows)
+        // The time of --quick was over before the others, which have no outcome either.
+        let rows = cases.into_iter().zip(results).zip(amplifications);
+        let rows = rows.map(|((case, outcomes), amplification)| Row {
+            case,
+            outcomes: outcomes.into_iter().flatten().collect(),
+            amplification,
+        });
+        Ok(rows.filter(|row| !row.outcomes.is_empty()).collect())
     }
 
-    /// A case's amplification, from a run of its own.
-    fn metered(&mut self, case: Case, crowd: Crowd, times: Times) -> Result<f64> {
+    /// A case's amplification, from its own run.
+    fn metered(&mut self, case: Case, crowd: Crowd, times: Times) -> Result<Option<f64>> {
         let what = format!("{}, metered", told(&case));
         self.report.progress(&what);
         match self.run_case(case, crowd, times, Some(Metering::plain())) {
-            Ok((_, stats)) => Ok(stats.amplification()),
-            Err(error) => self.left_out(&what, &error).map(|()| f64::NAN),
+            Ok((_, stats)) => Ok(Some(stats.amplification())),
+            Err(error) => self.left_out(&what, &error).map(|()| None),
         }
     }
 
@@ -214,7 +214,8 @@ impl Experiment<'_> {
                 rounded(p99.most, 2),
                 rounded(row.spread(Outcome::cpu_per_million).median, 4),
                 rounded(row.spread(Outcome::cpu_percent).median, 2),
-                rounded(row.amplification, 3),
+                row.amplification
+                    .map_or(Value::Null, |amplification| rounded(amplification, 3)),
                 rounded(100.0 * row.spread(|outcome| outcome.disturbed).median, 2),
             ]);
         }
@@ -286,13 +287,13 @@ fn panels(rows: &[Row]) -> Vec<Bars> {
             providers.push(row.case.provider);
         }
     }
-    let value = |provider: Provider, protocol: Protocol, of: &dyn Fn(&Row) -> f64| {
+    let value = |provider: Provider, protocol: Protocol, of: &dyn Fn(&Row) -> Option<f64>| {
         let same = |row: &&Row| {
             row.case.is_base() && row.case.protocol == protocol && row.case.provider == provider
         };
-        rows.iter().find(same).map(of)
+        rows.iter().find(same).and_then(of)
     };
-    let view = |title: &str, y: &str, log_y: bool, of: &dyn Fn(&Row) -> f64| Bars {
+    let view = |title: &str, y: &str, log_y: bool, of: &dyn Fn(&Row) -> Option<f64>| Bars {
         title: title.to_owned(),
         y: y.to_owned(),
         log_y,
@@ -310,16 +311,16 @@ fn panels(rows: &[Row]) -> Vec<Bars> {
     };
     vec![
         view("Throughput", "records/s", true, &|row| {
-            row.spread(|outcome| outcome.records_s).median
+            Some(row.spread(|outcome| outcome.records_s).median)
         }),
         view("Latency, 99th percentile", "µs", true, &|row| {
-            row.spread(|outcome| outcome.latency.p99_us).median
+            Some(row.spread(|outcome| outcome.latency.p99_us).median)
         }),
         view(
             "Backup's CPU time",
             "CPU s per million records",
             true,
-            &|row| row.spread(Outcome::cpu_per_million).median,
+            &|row| Some(row.spread(Outcome::cpu_per_million).median),
         ),
         view(
             "Write amplification (modelled)",

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Initiators are one pinned thread that drives all workers' senders, as coroutines would; backups
-//! are processes on the other CPU. Amplification comes from a run of its own, so that the model's
-//! time is in no figure of speed.
+//! are processes on the other CPU. Amplification comes from its own run, so that the model's time
+//! is in no figure of speed.
 
 mod grid;
 mod pair;
@@ -42,7 +42,7 @@ pub struct Options {
     /// Only these providers (default: shm and libfabric-tcp).
     #[arg(long, value_delimiter = ',')]
     pub provider: Vec<Provider>,
-    /// Records under way per worker.
+    /// Records in flight per worker.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub window: u16,
     /// Every combination of record size, workers and backups instead of one varied at a time; takes

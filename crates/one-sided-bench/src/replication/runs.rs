@@ -1,4 +1,4 @@
-//! One run: backups in processes of their own, all workers of some servers in this one.
+//! One run: backups in separate processes, all workers of some servers in this one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use cyclone_replication::{BackupId, Protocol};
 
 use super::{Case, Experiment, Times};
 use crate::child::senders;
-use crate::load::{self, Load, Measured, Moment};
+use crate::load::{self, Load, Measured, RunEvent};
 use crate::metered::{Devices, LocalStores, Metered};
 use crate::stage::INITIATOR_CPU;
 
@@ -59,7 +59,7 @@ pub(super) struct Metering {
 }
 
 impl Metering {
-    /// The default device, no time charged, nobody beside.
+    /// The default device, no time charged, no other load.
     pub(super) fn plain() -> Metering {
         Metering {
             parameters: MediaParameters::default(),
@@ -69,7 +69,7 @@ impl Metering {
     }
 }
 
-/// Which senders there are: workers of how many servers, with how much under way.
+/// Which senders there are: workers of how many servers, with how much in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowd {
     pub(super) servers: u32,
@@ -141,9 +141,9 @@ impl Experiment<'_> {
         let mut media = [MediaStats::default(); 2];
         let measured = load::run(senders, &load, &stop, &mut |moment| {
             let at = match moment {
-                Moment::Begin => 0,
-                Moment::End => 1,
-                Moment::Round => return,
+                RunEvent::Begin => 0,
+                RunEvent::End => 1,
+                RunEvent::Round => return,
             };
             (spent[at], media[at]) = (cpu(), stats());
         })?;

@@ -199,7 +199,8 @@ impl Experiment<'_> {
             ]);
         }
         self.report.say(&format!(
-            "\n{WORKERS} workers × {SERVERS} servers to one backup (shm, 64 B, one record under way each; media modelled):"
+            "\n{WORKERS} workers × {SERVERS} servers to one backup (shm, 64 B, one record in \
+             flight each; media modelled):"
         ));
         self.report.table("replication-streams", &table)?;
         self.report.say(
@@ -249,7 +250,7 @@ impl Experiment<'_> {
         }
     }
 
-    /// In rounds of their own, each with a device for the core as it is just then: one round says
+    /// In separate rounds, each with a device for the core as it is just then: one round says
     /// little where others share the core, and what counts is the middle of the rounds' quotients.
     fn judge_charged(&mut self) -> Result<()> {
         let judged = [Protocol::Rwrite, Protocol::Batch, Protocol::Rowan];

@@ -26,8 +26,8 @@ const AF_PACKET_BYTES: u32 = 96;
 pub(super) struct Card {
     port: u16,
     queues: u16,
-    /// Queues to send by: each is locked by whoever sends. Where the card has enough, each driver
-    /// has its own.
+    /// Queues to send by: each is locked by its sender. Where the card has enough, each driver has
+    /// its own.
     send_queues: Vec<Mutex<()>>,
     /// As the user named it.
     pub(super) device: String,
@@ -361,7 +361,7 @@ impl Card {
     /// Gives the port up; its frames go back to the pool. All ports of these frames are stopped:
     /// for cards that share a container of VFIO, the first that goes takes their mapping along.
     pub(super) fn close(self, frames: &Frames) {
-        // SAFETY: nobody uses the port after this; the frames are alive.
+        // SAFETY: no code uses the port after this; the frames are alive.
         unsafe { ffi::cy_port_close(self.port, frames.raw(), self.made) };
     }
 }

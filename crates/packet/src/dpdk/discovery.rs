@@ -212,7 +212,7 @@ pub(super) fn announcement(mac: Mac, own: IpAddr) -> Vec<u8> {
 
 fn mac_at(bytes: &[u8], at: usize) -> Option<Mac> {
     let mac: Mac = bytes.get(at..at + 6)?.try_into().ok()?;
-    // Groups, everybody and nobody are no machine.
+    // Multicast, broadcast and zero addresses are no machine.
     (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
@@ -268,8 +268,8 @@ fn parse_arp(arp: &[u8]) -> Option<NeighbourInfo> {
             _ => return None,
         },
     };
-    // An address that is being tried out (RFC 5227) asks from nowhere; nobody of ours has to answer
-    // it.
+    // An address that is being tried out (RFC 5227) asks from nowhere; none of our ports has to
+    // answer it.
     is_host(ip).then_some(heard)
 }
 
@@ -305,7 +305,8 @@ fn parse_ndp(sender: Option<Mac>, ip: &[u8]) -> Option<NeighbourInfo> {
         }
         options = &options[bytes..];
     }
-    // Whoever only makes sure that we are still there need not say where it is (RFC 4861, 4.3).
+    // A machine that only makes sure that we are still there need not say where it is (RFC 4861,
+    // 4.3).
     if body[0] == SOLICITATION && !to.is_multicast() {
         mac = mac.or(sender);
     }

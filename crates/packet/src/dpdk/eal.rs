@@ -106,7 +106,7 @@ fn initialise(options: &DpdkOptions, drivers: u16, frames: u32) -> Result<(), Dp
     pointers.push(std::ptr::null_mut());
     let pointers: &'static mut [*mut libc::c_char] = pointers.leak();
     let count = pointers.len() as i32 - 1;
-    // SAFETY: an argument vector as main has it, which stays for ever; called once.
+    // SAFETY: an argument vector as main has it, which is never freed; called once.
     let rc = unsafe { ffi::cy_start(count, pointers.as_mut_ptr()) };
     if let Some(set) = before {
         // SAFETY: the set is ours and as long as said; 0 is this thread.

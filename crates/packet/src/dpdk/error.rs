@@ -40,8 +40,7 @@ pub enum DpdkError {
         /// Queues it has.
         has: u32,
     },
-    /// The kernel does not know these interfaces, so nobody but the user can say which address is
-    /// theirs.
+    /// The kernel does not know these interfaces, so only the user can say which address is theirs.
     #[error("{0} names no address; with DPDK say which: address=IP beside the ports")]
     NoAddress(SocketAddr),
     /// There are not so many port numbers.

@@ -6,7 +6,7 @@
 //! received    a datagram lies in it                    its handle has left `held`: a reader like any other
 //! lent        a card reads it                          a reader travels with DPDK's descriptor of the piece
 //! ```
-//! DPDK has no list of free frames of its own, so nothing can be in two lists or in none. //=
+//! DPDK keeps no separate list of free frames, so nothing can be in two lists or in none. //=
 //! cyclone §4.1
 
 use std::cell::UnsafeCell;
@@ -69,7 +69,7 @@ pub(super) fn send_mib(rings: u32, drivers: u16, packet_bytes: u32) -> u64 {
 /// What DPDK's hooks are given.
 struct Context {
     pool: Pool,
-    /// The frames that DPDK has. Each entry is touched only by whoever has its frame.
+    /// The frames that DPDK has. Each entry is touched only by the holder of its frame.
     held: Box<[UnsafeCell<Option<FrameMut>>]>,
 }
 
@@ -92,7 +92,7 @@ unsafe extern "C" fn take(context: *mut c_void) -> i64 {
         return -1;
     };
     let number = frame.number();
-    // SAFETY: the frame was free, so nobody else looks at its entry now.
+    // SAFETY: the frame was free, so no other thread reads its entry now.
     unsafe { *context.held[number as usize].get() = Some(frame) };
     i64::from(number)
 }
@@ -101,8 +101,8 @@ unsafe extern "C" fn give(context: *mut c_void, number: u32) {
     // SAFETY: as above.
     let context = unsafe { &*context.cast::<Context>() };
     if let Some(entry) = context.held.get(number as usize) {
-        // SAFETY: whoever gives a frame back is the one who has it. The handle is moved out before
-        // it is dropped, since another thread may take the frame at once.
+        // SAFETY: only the holder of a frame gives it back. The handle is moved out before it is
+        // dropped, since another thread may take the frame at once.
         drop(unsafe { (*entry.get()).take() });
     }
 }
@@ -192,7 +192,7 @@ impl Frames {
     /// The frame of a piece that was received.
     ///
     /// # Safety
-    /// [`ffi::cy_receive`] has just named it to the caller, and nobody has asked for it since.
+    /// [`ffi::cy_receive`] has just named it to the caller, and it has not been requested since.
     pub(super) unsafe fn received(&self, number: u32) -> Option<FrameMut> {
         let entry = self.context.held.get(number as usize)?;
         // SAFETY: DPDK does not use this frame any more, and the caller is the only one who knows.

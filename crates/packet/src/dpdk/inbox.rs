@@ -1,5 +1,5 @@
-//! How datagrams come to a driver that looks at no card: from the one that does, through a queue of
-//! fixed length, with a bell for whoever sleeps.
+//! How datagrams come to a driver that polls no card: from the one that does, through a queue of
+//! fixed length, with a bell for a thread that sleeps.
 //!
 //! ```text
 //! looks at cards    put, then ring if the other waits          Door
@@ -45,7 +45,7 @@ pub(super) struct Inbox {
 /// # Errors
 /// When the system grants no descriptor.
 pub(super) fn inbox(length: usize) -> io::Result<(InboxSender, Inbox)> {
-    // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else owns.
     let fd = unsafe {
         let fd = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         if fd < 0 {
@@ -74,7 +74,7 @@ pub(super) fn inbox(length: usize) -> io::Result<(InboxSender, Inbox)> {
 
 impl InboxSender {
     /// Puts a datagram into the queue; where it is full the datagram is dropped, and counted.
-    /// False: nobody is there any more.
+    /// False: the receiver is gone.
     pub(super) fn put(&self, letter: RxDatagram) -> bool {
         match self.queue.try_send(letter) {
             Ok(()) => self.notify(),
@@ -155,7 +155,7 @@ mod tests {
         let (door, inbox) = inbox(4).unwrap();
         let mut out = Vec::new();
         assert!(door.put(letter(1)));
-        assert!(!is_readable(&inbox, 0), "nobody waits yet");
+        assert!(!is_readable(&inbox, 0), "no thread waits yet");
         assert_eq!(inbox.take(&mut out, 8), 1);
         assert_eq!(inbox.take(&mut out, 8), 0);
         assert!(door.put(letter(2)) && door.put(letter(3)));

@@ -19,7 +19,7 @@
 //! counted and dropped.
 //!
 //! A process may have several drivers, one behind the other by their port numbers: the first one
-//! receives for all, each sends by queues of its own where the cards have enough. //= cyclone §4.1,
+//! receives for all, each sends by separate queues where the cards have enough. //= cyclone §4.1,
 //! §4.2
 
 mod card;
@@ -107,7 +107,7 @@ impl DpdkDriver {
     }
 
     /// The same for `count` drivers, at `address` and at the ports right behind it, which may be
-    /// used by threads of their own. The first one receives for all of them: while nobody calls it,
+    /// used by separate threads. The first one receives for all of them: while it is not called,
     /// nothing arrives.
     ///
     /// # Errors
@@ -236,7 +236,7 @@ impl Driver for DpdkDriver {
                 .ways
                 .find(now_us, datagram.to, neighbours, &mut self.calls);
             let Some((number, template)) = found else {
-                // Its neighbour has just been asked for; whoever wants an answer sends again.
+                // Its neighbour has just been asked for; a sender that wants an answer sends again.
                 self.stats.send_errors += 1;
                 taken += 1;
                 continue;
@@ -303,7 +303,7 @@ impl Driver for DpdkDriver {
 
     fn rx_is_empty(&mut self) -> bool {
         let Source::Cards(receiver) = &mut self.source else {
-            // It is told of what has come.
+            // The first driver notifies it of what has come.
             return false;
         };
         if self.early.is_empty() {

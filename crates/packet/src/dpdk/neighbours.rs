@@ -31,7 +31,7 @@ const SILENT_US: u64 = 3_000_000;
 /// Time between the first two words of what we listen to, and between all later ones, µs.
 const ANNOUNCE_AGAIN_US: u64 = 1_000_000;
 const REPORT_EVERY_US: u64 = 60_000_000;
-/// How often it is told where we are.
+/// How often we announce our address to it.
 const ANNOUNCE_TIMES: u32 = 2;
 /// Machines kept. A network segment has fewer.
 const MAX_NEIGHBOURS: usize = 4096;
@@ -65,7 +65,7 @@ impl NeighbourEntry {
         })
     }
 
-    /// Its address by this port, if it was heard a moment ago: to be asked there, and nobody else
+    /// Its address by this port, if it was heard recently: to be asked there, and no other machine
     /// disturbed.
     fn recent_mac(&self, port: usize, now_us: u64) -> Option<Mac> {
         let (mac, at) = (*self.heard.get(port)?)?;

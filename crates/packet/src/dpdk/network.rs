@@ -39,7 +39,7 @@ pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> DpdkError 
     }
 }
 
-/// Our address and port: an unspecified port becomes one of those that nobody has by name.
+/// Our address and port: an unspecified port becomes one of those that are not requested by number.
 pub(super) fn local_address(
     address: SocketAddr,
     options: &DpdkOptions,

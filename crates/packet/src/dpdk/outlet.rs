@@ -10,7 +10,7 @@ use super::frames::{Frames, as_token};
 use super::tx_backoff::TxBackoff;
 use crate::headers::Template;
 
-/// Parts shorter than this are copied behind the headers: a descriptor of their own costs more.
+/// Parts shorter than this are copied behind the headers: their own descriptor costs more.
 const LEND_BYTES: usize = 256;
 
 /// Packets that wait to be handed to one queue.
@@ -138,7 +138,7 @@ impl Outlet {
         if place.is_null() {
             return None;
         }
-        // SAFETY: the shim has reserved so many bytes in a fresh buffer, which nobody else reads
+        // SAFETY: the shim has reserved so many bytes in a fresh buffer, which no other code reads
         // before the packet is sent; that needs `&mut self` again. They are bytes of memory that
         // was mapped with zeros or written since.
         Some(unsafe { std::slice::from_raw_parts_mut(place.cast(), len) })

@@ -19,14 +19,13 @@ use crate::headers;
 const MOST_PIECES: usize = 40;
 /// Datagrams received with one call at most.
 pub(super) const MAX_BURST: usize = 32;
-/// Cards are looked at for their links once in so many calls, and no sooner than after this time,
-/// µs.
+/// The cards' links are checked once in so many calls, and no sooner than after this time, µs.
 const LINK_CHECK_CALLS: u32 = 256;
 const LINK_CHECK_US: u64 = 500_000;
 /// Bursts of nothing but other drivers' datagrams that one call passes on.
 const MAX_FORWARDED_BURSTS: usize = 8;
 
-/// Who is looked at first: each queue of each card in turn, so that none starves behind one that is
+/// What is polled first: each queue of each card in turn, so that none starves behind one that is
 /// always full.
 #[derive(Default)]
 struct Rotation {
@@ -62,7 +61,7 @@ pub(super) struct Receiver {
     pub(super) received: Vec<u64>,
 }
 
-/// What one look at a queue has brought.
+/// What one poll of a queue has brought.
 #[derive(Clone, Copy, Default)]
 struct PollCounts {
     own: usize,
@@ -156,7 +155,7 @@ impl Receiver {
         all.own
     }
 
-    /// One look at every queue of every card.
+    /// One poll of every queue of every card.
     fn poll_queues(
         &mut self,
         network: &Network,

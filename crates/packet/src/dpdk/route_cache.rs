@@ -82,7 +82,7 @@ mod tests {
 
     /// Each driver's datagrams come from its own port; what one of them hears all know at once.
     #[test]
-    fn drivers_share_what_is_known_and_have_ports_of_their_own() {
+    fn drivers_share_routes_and_have_separate_ports() {
         let locals: [SocketAddr; 2] =
             ["10.0.0.1:7000", "10.0.0.1:7001"].map(|it| it.parse().unwrap());
         let to: SocketAddr = "10.0.0.2:9".parse().unwrap();
@@ -93,7 +93,7 @@ mod tests {
             assert_eq!(ways.find(0, to, &all, &mut calls), None);
         }
         assert_eq!(calls.len(), 1, "asked for once");
-        // It has another address after a while, and the first one is not used a moment longer.
+        // It has another address after a while, and the first one is not used any longer.
         for (now_us, mac) in [(1, OTHERS[0]), (2, OTHERS[1])] {
             let announcement = discovery::answer(mac, to.ip(), OWN, locals[0].ip()).unwrap();
             assert!(
@@ -125,8 +125,8 @@ mod tests {
                 .on_packet(0, 0, &announcement, &mut calls)
         );
         assert!(ways.find(0, to, &all, &mut calls).is_some());
-        // Nobody asks while ready-made headers do; then it is asked for, as it has not been heard
-        // for long.
+        // No request is sent while ready-made headers do; then it is asked for, as it has not been
+        // heard for long.
         let late_us = 20_000_000;
         assert!(ways.find(ROUTE_TTL_US - 1, to, &all, &mut calls).is_some());
         assert_eq!(calls.len(), 1);

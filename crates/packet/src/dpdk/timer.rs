@@ -1,4 +1,4 @@
-//! A descriptor that becomes readable by itself: cards that are polled wake nobody.
+//! A descriptor that a timer makes readable: cards that are polled wake no thread.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -30,7 +30,8 @@ impl Timer {
     /// # Errors
     /// When the system grants no descriptor.
     pub(super) fn new() -> io::Result<Timer> {
-        // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+        // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else
+        // owns.
         let fd = unsafe {
             let fd = libc::timerfd_create(
                 libc::CLOCK_MONOTONIC,
@@ -81,12 +82,12 @@ impl Timer {
         self.busy_us = now_us;
     }
 
-    /// Nothing was there: whoever waits for the descriptor will look again after a while.
+    /// Nothing was there: the thread that waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
         let pause_us = now_us.saturating_sub(self.busy_us);
         let after_us = self.idle_poll_us.unwrap_or_else(|| poll_after_us(pause_us));
         if now_us < self.due_us {
-            // At rest whoever looks for another reason spares the timer a wake-up.
+            // At rest a poll for another reason spares the timer a wake-up.
             let later =
                 self.idle_poll_us.is_some() && self.due_us + after_us / 4 < now_us + after_us;
             if later || self.due_us > now_us + after_us {
@@ -161,7 +162,10 @@ mod tests {
         assert_eq!(timer.due_us, 1_015_000);
         timer.busy(1_000_500);
         timer.idle(1_000_600);
-        assert_eq!(timer.due_us, 1_015_000, "a heartbeat hurries nobody");
+        assert_eq!(
+            timer.due_us, 1_015_000,
+            "a heartbeat does not shorten the wait"
+        );
         timer.idle(1_010_000);
         assert_eq!(timer.due_us, 1_025_000, "this was a look");
         timer.set_idle_interval(1_011_000, None);

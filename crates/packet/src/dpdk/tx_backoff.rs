@@ -1,9 +1,9 @@
-//! How long to wait for a card whose queue is full: as long as it goes on sending, but not for
-//! ever.
+//! How long to wait for a card whose queue is full: as long as it goes on sending, but not without
+//! limit.
 //!
-//! The datagrams of one long message are more than a queue has slots. Whoever gave up at the first
-//! full queue would lose the same tail of it with each repetition. No clock: it comes with each
-//! call.
+//! The datagrams of one long message are more than a queue has slots. A sender that gave up at the
+//! first full queue would lose the same tail of it with each repetition. No clock: it comes with
+//! each call.
 
 /// A card that has taken nothing for so long stands still, µs.
 const STALL_US: u64 = 50;
@@ -59,8 +59,7 @@ mod tests {
 
     use super::*;
 
-    /// A card with a ring of some slots, that sends one packet in so many µs; each look at it takes
-    /// one.
+    /// A card with a ring of some slots, that sends one packet in so many µs; each poll takes one.
     struct Ring {
         now_us: Cell<u64>,
         slots: u64,
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_wait_gives_up_at_once() {
+    fn a_sender_that_does_not_wait_gives_up_at_once() {
         let ring = Ring::new(1024, 0);
         let (taken, took_us) = message(&ring, 2048, false);
         assert_eq!((taken, took_us), (1024, 2 * 1024 / 32));

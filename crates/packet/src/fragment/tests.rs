@@ -156,7 +156,7 @@ fn those_behind_a_later_one_go_first_and_an_association_takes_its_messages_along
 /// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again,
 /// and dropped again.
 #[test]
-fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
+fn a_message_that_goes_on_coming_is_kept_for_a_limited_time() {
     let mut r = Reassembler::new(limits(), 2048);
     for index in 0..4u16 {
         let now_us = 600 * u64::from(index);
@@ -208,8 +208,8 @@ fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
     assert_eq!((r.len(), r.dropped()), (0, 1));
 }
 
-/// Clients that upload in turn: each sends a part of its message, then the next one does; whoever
-/// has sent all begins anew.
+/// Clients that upload in turn: each sends a part of its message, then the next one does; a client
+/// that has sent all begins anew.
 struct Crowd {
     room: Reassembler,
     clients: u64,
@@ -303,7 +303,7 @@ fn clients_that_are_silent_make_room_for_those_that_go_on() {
         assert!(crowd.now_us < 900_000, "of 20 only {whole} get through");
         whole = (0..4).map(|_| crowd.round(true, 500)).sum();
     }
-    // Nobody had to go for a pause alone.
+    // No message was dropped for a pause alone.
     let silent_us = crowd.room.limits.timeout_us / SILENCE_DIVISOR;
     assert!(crowd.now_us > silent_us, "{} µs", crowd.now_us);
 }
@@ -364,7 +364,7 @@ fn what_is_left_of_a_message_that_went_takes_no_room_from_others() {
         kept += fill(&mut crowd, client);
     }
     assert!(kept > 0, "there was room for some, {held} bytes were held");
-    // Rests come and find no room, or have to go for whoever began before.
+    // Rests come and find no room, or have to make room for clients that began before.
     for client in 60..90 {
         for index in 1..CROWD_COUNT {
             crowd.add(client, 0, index, false);
@@ -384,7 +384,7 @@ fn what_is_left_of_a_message_that_went_takes_no_room_from_others() {
     assert!(matches!(whole, Outcome::Whole(_)));
 }
 
-/// Sixty-four messages of its own that go on drop by drop would hold all the room for half a
+/// Sixty-four messages of one client that go on drop by drop would hold all the room for half a
 /// minute.
 #[test]
 fn a_client_that_dribbles_holds_no_more_than_a_message_where_others_want_room() {

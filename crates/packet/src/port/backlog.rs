@@ -21,8 +21,8 @@ const MAX_ATTEMPT: usize = 256;
 const MIN_ATTEMPT: usize = 16;
 /// A full queue is tried again after this time, µs.
 const RETRY_US: u64 = 100;
-/// Where nothing at all was taken for so long, what waits is given up, µs: whoever wants it has
-/// repeated it.
+/// Where nothing at all was taken for so long, what waits is given up, µs: the peer that needs it
+/// has requested it again.
 const STALE_US: u64 = 100_000;
 /// The same of one message, where others' were taken meanwhile.
 const MESSAGE_STALE_US: u64 = 1_000_000;
@@ -31,7 +31,7 @@ const OVERHEAD_BYTES: usize = 128;
 /// What goes to clients has all of the room but this part of it.
 const NODE_RESERVE_DIVISOR: usize = 4;
 
-/// What is left of a message, in memory of its own.
+/// What is left of a message, in separate memory.
 struct UnsentMessage {
     assoc: u64,
     total: usize,
@@ -96,7 +96,7 @@ impl SendQueue {
         self.short.is_empty() && self.long.is_empty()
     }
 
-    /// Drops what nobody waits for any more; answers how many.
+    /// Drops messages that are no longer needed; returns how many.
     fn drop_stale(&mut self, now_us: u64, still_us: u64) -> u64 {
         let before = self.short.len() + self.long.len();
         for queue in [&mut self.short, &mut self.long] {
@@ -186,7 +186,7 @@ impl Port {
     }
 
     /// Keeps a piece from one of its datagrams on for later, if there is room. `base`: as in
-    /// [`Piece::base`]. Answers whether it does.
+    /// [`Piece::base`]. Returns whether it does.
     pub(super) fn defer(
         &mut self,
         now_us: u64,
@@ -390,7 +390,7 @@ impl Port {
                 stuck.push_back(message);
             }
         }
-        // With one queue nobody else could have gone instead.
+        // With one queue no other message could have gone instead.
         match self.driver.is_multiqueue() {
             true => left.append(&mut stuck),
             false => {

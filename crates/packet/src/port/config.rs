@@ -1,4 +1,4 @@
-//! What a port is told when it is made.
+//! The configuration of a port.
 
 use super::Identity;
 use crate::auth::{Keys, Security};

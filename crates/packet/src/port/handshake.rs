@@ -140,7 +140,7 @@ impl Port {
         self.warnings.note(now_us, from, member, fault);
     }
 
-    /// Greets a node, unless that is under way.
+    /// Greets a node, unless a handshake is in progress.
     pub(super) fn start_hello(&mut self, now_us: u64, id: u64) {
         let (class, me) = self.class();
         let max = self.receive_max();
@@ -356,7 +356,8 @@ impl Port {
     }
 
     /// Adds a node's newest association. Messages wait for it to be confirmed as long as there is
-    /// another: whoever forges notices can make us begin more of them than the other side accepts.
+    /// another: an attacker that forges notices can make us begin more of them than the other side
+    /// accepts.
     fn add_assoc(&mut self, now_us: u64, node_id: u64, assoc: u64, is_confirmed: bool) {
         self.detect_duplicate_id(now_us, node_id, assoc);
         if let Some(node) = self.nodes.get_mut(&node_id) {

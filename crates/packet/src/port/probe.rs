@@ -1,6 +1,6 @@
 //! Asking whether a node answers at an address, without making it known there. A valid Challenge to
-//! a Hello proves that whoever answers holds the node key and has the id asked for; nothing is kept
-//! on either side.
+//! a Hello proves that the answering machine holds the node key and has the id asked for; nothing
+//! is kept on either side.
 
 use super::handshake::Retry;
 use super::*;
@@ -9,7 +9,7 @@ use crate::auth::Class;
 /// How long an answer is waited for, µs.
 const PROBE_US: u64 = 1_000_000;
 
-/// A question that is under way.
+/// A question that has not been answered yet.
 pub(super) struct Probe {
     id: u64,
     address: SocketAddr,
@@ -30,7 +30,7 @@ pub struct ProbeOutcome {
 
 impl Port {
     /// Asks whether a node answers at an address. The outcome is there within a second; a question
-    /// that is still under way is given up for this one. False: this port has no node key to ask
+    /// that is still unanswered is given up for this one. False: this port has no node key to ask
     /// with.
     pub fn probe(&mut self, now_us: u64, id: u64, address: SocketAddr) -> bool {
         let Identity::Node(me) = self.identity else {
@@ -59,7 +59,7 @@ impl Port {
         self.probed.take()
     }
 
-    /// Whether a Challenge answers the question that is under way; then it is taken.
+    /// Whether a Challenge answers the unanswered question; then it is taken.
     pub(super) fn take_probe_answer(&mut self, bytes: &[u8]) -> bool {
         let is_answer = |probe: &&Probe| bytes.get(4..20) == Some(&probe.hello[36..52]);
         let Some(probe) = self.probe.as_ref().filter(is_answer) else {

@@ -62,7 +62,7 @@ struct Plan {
     last: bool,
 }
 
-/// A burst's slices. Of one to each follower they need no memory of their own.
+/// A burst's slices. Of one to each follower they need no heap memory.
 type Slices<'a> = SmallVec<[&'a [u8]; 16]>;
 
 /// What became of a burst.

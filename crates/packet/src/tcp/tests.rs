@@ -26,8 +26,8 @@ fn held(driver: &TcpDriver) -> usize {
     inputs.sum()
 }
 
-/// Whoever connects and sends a byte, which anybody can, had a buffer as large as a read for as
-/// long as the connection stood.
+/// A client that connected and sent a byte, which any client can, had a buffer as large as a read
+/// for as long as the connection stood.
 #[test]
 fn a_stranger_s_byte_takes_hardly_any_memory() {
     let (mut driver, pool) = driver();

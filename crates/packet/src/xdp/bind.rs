@@ -75,7 +75,7 @@ pub(super) fn beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io
     Ok(socket)
 }
 
-/// Has a bound socket send by one of its own, where the kernel copies.
+/// Has a bound socket send by a separate socket, where the kernel copies.
 pub(super) fn open_send_socket(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
     if !socket.is_zero_copy() {
         // Refused, it goes as well, only not as quickly.
@@ -85,11 +85,11 @@ pub(super) fn open_send_socket(socket: &mut Socket, index: u32, queue: u32, size
 
 /// Frames offered for each queue, as far as that gives each port enough.
 const DEFAULT_FILL_FRAMES: u32 = 2048;
-/// The same where packets were lost for want of them: a client has up to 1024 requests under way,
+/// The same where packets were lost for want of them: a client has up to 1024 requests in flight,
 /// and there are several.
 const MAX_FILL_FRAMES: u32 = 4096;
-/// The fewest that are offered while a loop takes its packets quickly: what one client may have
-/// under way comes all at once where what was answered before was answered together.
+/// The fewest that are offered while a loop takes its packets quickly: what one client may have in
+/// flight comes all at once where what was answered before was answered together.
 pub(super) const MIN_FILL_FRAMES: u32 = 1280;
 /// Entries of a port's receive ring at least.
 const MIN_RING: u32 = 16;
@@ -116,7 +116,7 @@ pub(super) fn offer(share: u32, ports: u16) -> Option<FillSizing> {
         return None;
     }
     // With those for headers a queue keeps five eighths of its share at most: the log is to have
-    // some, and so is what is under way.
+    // some, and so are packets in flight.
     let part = if ports == 1 { share / 2 } else { share / 4 };
     let frames = part.clamp(least, DEFAULT_FILL_FRAMES.max(least));
     let most = match ports {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_beside_another_has_no_flags_of_its_own() {
+    fn a_socket_beside_another_has_no_separate_flags() {
         assert_eq!(Binding::Shared(3).flags(), 1);
     }
 

@@ -99,8 +99,8 @@ unsafe fn call(command: i32, attributes: &mut Attributes) -> io::Result<i32> {
 /// # Safety
 /// As for [`call`].
 unsafe fn open(command: i32, attributes: &mut Attributes) -> io::Result<OwnedFd> {
-    // SAFETY: the addresses are the caller's promise; the descriptor answered is new and nobody
-    // else's.
+    // SAFETY: the addresses are the caller's promise; the descriptor answered is new and not owned
+    // elsewhere.
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 

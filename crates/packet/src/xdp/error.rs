@@ -79,8 +79,9 @@ pub enum XdpError {
     },
     /// A program is attached, and whose may not be asked for.
     #[error(
-        "interface {interface} runs another XDP program already (number {id}; its name is told to CAP_SYS_ADMIN only): if it is another \
-         Cyclone process's, give each an interface of its own; else detach it first: ip link set dev {interface} xdp off"
+        "interface {interface} runs another XDP program already (number {id}; its name is visible \
+         to CAP_SYS_ADMIN only): if it is another Cyclone process's, give each a separate \
+         interface; else detach it first: ip link set dev {interface} xdp off"
     )]
     OccupiedByUnknown {
         /// The interface.
@@ -90,7 +91,7 @@ pub enum XdpError {
     },
     /// Another process of ours has the interface.
     #[error(
-        "another Cyclone process uses AF_XDP on interface {0}; each needs an interface of its own"
+        "another Cyclone process uses AF_XDP on interface {0}; each needs a separate interface"
     )]
     InUse(String),
     /// The kernel takes no program there, and shows none.

@@ -58,7 +58,7 @@ fn addresses(
     }
 }
 
-/// Attaches the program, in the card's driver where that can; answers whether it could. A program
+/// Attaches the program, in the card's driver where that can; returns whether it could. A program
 /// of ours that an earlier process has left behind is replaced, where its name may be asked for;
 /// one that is just going is waited for.
 pub(super) fn attach(
@@ -98,9 +98,9 @@ fn detach_previous_program(
     interface: &str,
     tries: u32,
 ) -> Result<(), XdpError> {
-    let what = || XdpError::of("look at the attached XDP program");
-    // Gone meanwhile, unless the kernel goes on to refuse for a reason of its own, a program of the
-    // bond above, say.
+    let what = || XdpError::of("inspect the attached XDP program");
+    // Gone meanwhile, unless the kernel goes on to refuse for another reason, a program of the bond
+    // above, say.
     let gone = || match tries > DETACH_TRIES {
         true => Err(XdpError::Refused(interface.to_owned())),
         false => {
@@ -140,8 +140,8 @@ fn detach_previous_program(
     if tries > DETACH_TRIES {
         return Err(XdpError::InUse(interface.to_owned()));
     }
-    // Attached without a process that keeps it: nobody serves it any more. One that a process keeps
-    // is refused here.
+    // Attached without a process that keeps it: no process serves it any more. One that a process
+    // keeps is refused here.
     let mode = if in_driver {
         bpf::MODE_NATIVE
     } else {
@@ -163,7 +163,7 @@ pub(super) struct UsableInterface {
     pub(super) wanted: u32,
 }
 
-/// Looks at an interface.
+/// Inspects an interface.
 pub(super) fn inspect(
     netlink: &mut Netlink,
     name: &str,

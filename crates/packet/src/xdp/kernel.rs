@@ -58,7 +58,7 @@ impl KernelSocket {
         true
     }
 
-    /// Appends up to `max` datagrams, in memory of their own. Answers whether there may be more.
+    /// Appends up to `max` datagrams, in separate memory. Returns whether there may be more.
     pub(crate) fn receive(
         &mut self,
         out: &mut Vec<(SocketAddr, Payload)>,

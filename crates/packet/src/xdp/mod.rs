@@ -54,8 +54,8 @@ use self::routes::Routes;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::sys;
 
-/// The kernel's own socket is looked at when it is known to be readable, and once in so many calls:
-/// a system call each.
+/// The kernel's own socket is polled when it is known to be readable, and once in so many calls: a
+/// system call each.
 const KERNEL_EVERY: u32 = 64;
 /// The same while a loop does nothing but look, at most: the rarer the longer it has had nothing.
 const KERNEL_SELDOM: u32 = 1024;
@@ -91,11 +91,11 @@ pub struct XdpDriver {
     frame_room: usize,
     burst: usize,
     description: String,
-    /// Queue that is looked at first, so that none starves.
+    /// Queue that is polled first, so that none starves.
     first: usize,
     calls: u32,
-    /// Looks in vain since the kernel's own socket was asked, and how many there are to be before
-    /// it is asked again.
+    /// Unsuccessful polls since the kernel's own socket was asked, and how many there are to be
+    /// before it is asked again.
     looks: u32,
     looks_wanted: u32,
     /// The kernel's own socket may have something.
@@ -174,7 +174,7 @@ impl XdpDriver {
 
 impl Drop for XdpDriver {
     /// Where other ports go on, no packet comes to this one's sockets any more when their rings are
-    /// looked at for the last time.
+    /// polled for the last time.
     fn drop(&mut self) {
         if Arc::strong_count(&self.cards) == 1 {
             return;

@@ -55,7 +55,7 @@ const NEIGHBOUR_ADDRESS: u16 = 2;
 /// Permanent, no ARP, reachable, stale, delay, probe: states in which the kernel itself would use
 /// the address.
 const NEIGHBOUR_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x04 | 0x08 | 0x10;
-/// Nobody has made sure of the address lately, nor does anybody.
+/// The address was not confirmed lately, and no confirmation is pending.
 const NEIGHBOUR_STALE: u16 = 0x04;
 /// Flag: as if the kernel had sent something there itself.
 const NEIGHBOUR_USE: u8 = 0x01;
@@ -194,7 +194,8 @@ impl Netlink {
     /// # Errors
     /// When the system grants no socket.
     pub(crate) fn open() -> io::Result<Netlink> {
-        // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+        // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else
+        // owns.
         let socket = unsafe {
             let fd = libc::socket(
                 libc::AF_NETLINK,

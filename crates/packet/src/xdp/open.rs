@@ -47,8 +47,8 @@ const MOST_DATAGRAM: usize = 65_000;
 pub struct XdpOptions {
     /// The interfaces' names. Each carries the datagrams of the destinations that are routed by it.
     pub interfaces: Vec<String>,
-    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go by the
-    /// kernel.
+    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go
+    /// through the kernel.
     pub queues: u32,
     /// Datagrams received at once, and sent with one system call, at most.
     pub burst: usize,
@@ -93,8 +93,8 @@ impl XdpOptions {
     }
 }
 
-/// The memory of a pool as the kernel is told it: for cards that read and write it themselves, if
-/// frames are chunks as they take them.
+/// The memory of a pool as it is registered with the kernel: for cards that read and write it
+/// themselves, if frames are chunks as they take them.
 pub(super) fn umem(pool: &Pool, ip: IpAddr, zero_copy: bool) -> Result<Umem, XdpError> {
     let (bytes, count) = (pool.frame_bytes(), pool.count());
     let (address, len) = pool.span();
@@ -355,8 +355,8 @@ impl XdpDriver {
     }
 
     /// The same for so many ports in a row, at least one, from the address's own on: a driver for
-    /// each, which threads of their own may have. Each has a socket on each queue; the program
-    /// finds it by the port. The queues' frames are common to them.
+    /// each, which separate threads may have. Each has a socket on each queue; the program finds it
+    /// by the port. The queues' frames are common to them.
     ///
     /// # Errors
     /// See [`XdpError`].

@@ -8,8 +8,8 @@
 //! A port may go before the others of its queue do (its thread has ended): then it brings back what
 //! lies in its rings.
 //!
-//! A frame's handle stays in the queue's books while the kernel has it, so that nobody else gets
-//! its memory. //= cyclone §4.1
+//! A frame's handle stays in the queue's books while the kernel has it, so that its memory is not
+//! reused. //= cyclone §4.1
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ use super::umem_frames::{FrameState, Piece, Shared, UmemFrames};
 use crate::driver::DriverStats;
 use crate::headers::{self, Template};
 
-/// Parts shorter than this are copied behind the headers: a descriptor of their own costs more.
+/// Parts shorter than this are copied behind the headers: their own descriptor costs more.
 const LEND_BYTES: usize = 256;
 /// Calls to the kernel for one burst, at most; each sends 32 packets or more.
 const MOST_WAKEUPS: usize = 64;
@@ -42,7 +42,7 @@ const LINES_AHEAD: usize = 3;
 /// Descriptors that the kernel takes with one call where it copies.
 const CALL_PIECES: u32 = 32;
 /// Calls to the kernel for what a port has left, when it goes; where the card reads the memory
-/// itself, looks at what it does.
+/// itself, checks of its progress.
 const DRAIN_CALLS: u32 = 8192;
 const DRAIN_POLLS: u32 = 100;
 const DRAIN_PAUSE: Duration = Duration::from_micros(100);
@@ -138,7 +138,7 @@ impl Queue {
         queue
     }
 
-    /// Another port's part in the same queue, by a socket of its own.
+    /// Another port's part in the same queue, by its own socket.
     pub(crate) fn beside(&self, socket: Socket, options: &QueueOptions) -> Queue {
         Queue::with_shared(socket, Arc::clone(&self.shared), options)
     }
@@ -191,8 +191,8 @@ impl Queue {
         max: usize,
         stats: &mut DriverStats,
     ) -> usize {
-        // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable
-        // now.
+        // Polled again: a poll has perhaps seen less than a descriptor that is readable now
+        // reports.
         let mut there = self.socket.rx.usable(u32::MAX);
         if (there == 0 || max == 0) && !self.shared.needs_frames() {
             if self.zero_copy {
@@ -242,8 +242,8 @@ impl Queue {
     }
 
     /// Has the CPU fetch what the next packet will be read from. Another one writes the packet, the
-    /// descriptor, and some time later the counter that tells of both. Were they fetched only then,
-    /// one would be waited for after the other.
+    /// descriptor, and some time later the counter that announces both. Were they fetched only
+    /// then, one would be waited for after the other.
     #[inline]
     fn prefetch_next(&self, pool: &Pool) {
         self.socket.rx.prefetch();
@@ -404,7 +404,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Has the kernel look at the send ring.
+    /// Has the kernel process the send ring.
     fn wake(&mut self, stats: &mut DriverStats) -> io::Result<WakeOutcome> {
         stats.send_calls += 1;
         let is_tx_index_exact = std::mem::replace(&mut self.is_tx_index_exact, false);
@@ -486,10 +486,10 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// The others of the queue go on, with the frames that this one's rings hold. Whoever drops it
-    /// has seen to it that no packet comes any more. It is done before anything is closed: the
-    /// rings' mappings keep the socket, and those of the fill and completion rings, which the books
-    /// have, keep the first one's until the last port goes.
+    /// The others of the queue go on, with the frames that this one's rings hold. The owner that
+    /// drops it has seen to it that no packet comes any more. It is done before anything is closed:
+    /// the rings' mappings keep the socket, and those of the fill and completion rings, which the
+    /// books have, keep the first one's until the last port goes.
     fn drop(&mut self) {
         if Arc::strong_count(&self.shared) == 1 {
             // The last one: all frames go with the books.

@@ -96,7 +96,7 @@ impl<T: Copy> Ring<T> {
     }
 
     /// Entries that this side may use now: free ones for a producer, filled ones for a consumer.
-    /// `enough`: looks at the other side's counter only if fewer than this are known of.
+    /// `enough`: reads the other side's counter only if fewer than this are known of.
     #[inline]
     pub(crate) fn usable(&mut self, enough: u32) -> u32 {
         let known_usable = self.known_usable();
@@ -198,8 +198,8 @@ impl<T: Copy> Ring<T> {
     /// Whether the kernel wants a system call to go on with this ring.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
-        // What was published has to be seen before the flag is looked at: the other side sets it
-        // and then looks at the ring once more.
+        // What was published has to be seen before the flag is read: the other side sets it and
+        // then checks the ring once more.
         fence(Ordering::SeqCst);
         self.word(self.offsets.flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0
     }

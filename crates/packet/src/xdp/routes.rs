@@ -4,13 +4,13 @@
 //! The kernel resolves neighbours (ARP, neighbour discovery) and knows the routes; here its answers
 //! are kept for a second. A datagram whose next hop is not known yet is handed to the kernel's own
 //! UDP socket, which both delivers it and makes the kernel look for the neighbour. Once that is
-//! known the kernel is told whenever it is used and nobody has made sure of it lately: so it
-//! notices when a neighbour is gone or has another address, and no datagram has to go by it while
+//! known the kernel is notified whenever it is used and was not confirmed lately: so it notices
+//! when a neighbour is gone or has another address, and no datagram has to go through it while
 //! others follow.
 //!
-//! A thread asks, and whoever sends goes on with what it knows: the kernel answers within
+//! A thread asks, and the sender goes on with what it knows: the kernel answers within
 //! microseconds, but for as long as somebody changes the network's configuration (makes an
-//! interface, resets a card) not at all, and until 6.17 it has whoever asks wait.
+//! interface, resets a card) not at all, and until 6.17 it blocks the asking thread.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ struct NextHop {
     /// is less.
     mtu: Option<usize>,
     until: Instant,
-    /// The next datagram has to go by the kernel, which is to make sure of the neighbour.
+    /// The next datagram has to go through the kernel, which is to make sure of the neighbour.
     next_via_kernel: bool,
     is_query_pending: bool,
 }
@@ -209,7 +209,7 @@ impl RouteResolver {
         let is_stopped = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_stopped);
         let answering = move || {
-            // Nobody waits for the answers to what is left at the end.
+            // No sender waits for the answers to what is left at the end.
             for (port, to) in put.iter().take_while(|_| !ends.load(Ordering::Relaxed)) {
                 kernel.answer(port, to);
             }

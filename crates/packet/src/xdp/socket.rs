@@ -38,8 +38,8 @@ pub(crate) const CONTINUED: u32 = 1;
 /// Addresses of unaligned chunks carry the offset within the chunk in their high bits.
 const ADDRESS_BITS: u32 = 48;
 
-/// How long a queue that another socket holds is waited for: a killed process's socket goes a
-/// moment after it.
+/// How long a queue that another socket holds is waited for: a killed process's socket is closed
+/// slightly later.
 pub(crate) const BUSY_TRIES: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -137,12 +137,12 @@ pub(crate) enum Binding {
     /// With the memory of another socket, and as that one is bound. With its fill and completion
     /// rings too if it is of the same queue.
     Shared(RawFd),
-    /// With memory of its own.
+    /// With separate memory.
     Own(BindMode),
 }
 
 impl Binding {
-    /// What the kernel is told.
+    /// The flags for the kernel.
     pub(super) fn flags(self) -> u16 {
         match self {
             Binding::Shared(_) => BIND_SHARED_UMEM,
@@ -169,7 +169,7 @@ pub(crate) struct Socket {
     // The rings go before the socket that they map.
     pub(crate) rx: Ring<Descriptor>,
     pub(crate) tx: Ring<Descriptor>,
-    /// What it sends by, if not by itself.
+    /// The socket it sends by, if another one.
     sender: Option<OwnedFd>,
     fd: OwnedFd,
 }
@@ -244,7 +244,7 @@ fn get<T: Default>(fd: &OwnedFd, option: i32) -> io::Result<T> {
 /// # Errors
 /// When this kernel has no such sockets, or the process may not have one.
 pub(crate) fn create() -> io::Result<OwnedFd> {
-    // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+    // SAFETY: a plain system call; a non-negative result is a descriptor that nothing else owns.
     unsafe {
         let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {
@@ -260,8 +260,8 @@ pub(crate) fn create() -> io::Result<OwnedFd> {
 /// `EFAULT` and `EOPNOTSUPP`: memory of this kind cannot be pinned.
 ///
 /// # Safety
-/// The memory stays mapped while the socket lives, and nobody else touches a chunk while the kernel
-/// has it.
+/// The memory stays mapped while the socket lives, and no other code touches a chunk while the
+/// kernel has it.
 pub(crate) unsafe fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
     let registration = UmemReg {
         address: umem.address as usize as u64,
@@ -396,7 +396,7 @@ impl Socket {
         all
     }
 
-    /// Has the kernel look at the send ring.
+    /// Has the kernel process the send ring.
     pub(crate) fn wake_send(&self) -> io::Result<()> {
         // SAFETY: no buffer is passed.
         let rc = unsafe {
@@ -416,7 +416,7 @@ impl Socket {
         }
     }
 
-    /// Has the kernel look at the fill ring.
+    /// Has the kernel process the fill ring.
     pub(crate) fn wake_fill(&self) {
         // SAFETY: no buffer is passed. What fails shows in the ring, whose flag stays set.
         unsafe {

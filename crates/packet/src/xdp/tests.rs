@@ -16,7 +16,7 @@ use super::{Driver, XdpDriver, XdpError, XdpOptions};
 use crate::headers::{self, Template};
 
 const PORT: u16 = 7101;
-/// XDP_TX: what no part of the program answers by itself.
+/// XDP_TX: a value that no part of the program returns.
 const TAKEN: i32 = 3;
 
 fn ours() -> Vec<IpAddr> {
@@ -165,7 +165,7 @@ fn program_and_parser_agree() {
     );
 }
 
-/// The parser does not look at the destination: only the program's packets come to it.
+/// The parser does not check the destination: only the program's packets come to it.
 fn to_others(bytes: &[u8]) -> bool {
     let to: IpAddr = match bytes[12..14] {
         [8, 0] => <[u8; 4]>::try_from(&bytes[30..34]).expect("four").into(),

@@ -72,7 +72,7 @@ impl FillTarget {
         }
     }
 
-    /// A look has found so many packets. `lost` tells how many the kernel had no frame for, since
+    /// A look has found so many packets. `lost` returns how many the kernel had no frame for, since
     /// the queue was made.
     fn note(&mut self, found: u32, lost: impl FnOnce() -> u64) {
         self.seen += found;
@@ -146,7 +146,7 @@ impl Shared {
 
     /// Takes back the frames that have been sent.
     pub(super) fn complete(&self) {
-        // Whoever pushed last has seen its own mark; others look again at their next turn.
+        // The thread that pushed last has seen its own mark; others look again at their next turn.
         if self.is_sending.load(Ordering::Relaxed) {
             let mut umem_frames = self.lock();
             umem_frames.complete();
@@ -280,7 +280,7 @@ impl UmemFrames {
 
     fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
         // Where frames are few those that come back go to the queue that has given them away, not
-        // to whoever looks first.
+        // to the queue that looks first.
         let has_room =
             self.share >= self.header_frames_wanted + self.offer.most || pool.free() > self.share;
         let most = match has_room {

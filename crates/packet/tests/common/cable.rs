@@ -1,5 +1,4 @@
-//! What tests over real interfaces share: time that passes by itself, and bodies that tell their
-//! place.
+//! What tests over real interfaces share: real time, and bodies that tell their place.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Several drivers of one process: one receives for all, each sends by itself.
+//! Several drivers of one process: one receives for all, each sends independently.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ fn process_and_peer(pools: &(Pool, Pool)) -> (Vec<DpdkDriver>, DpdkDriver) {
     (all, peer)
 }
 
-/// Looks at all of them, as their loops do.
+/// Polls all of them, as their loops do.
 fn look(drivers: &mut [DpdkDriver], pool: &Pool, got: &mut [Vec<(SocketAddr, Payload)>]) {
     for (driver, got) in drivers.iter_mut().zip(got) {
         driver.recv(pool, got, 32).unwrap();
@@ -124,7 +124,7 @@ fn a_driver_that_stands_still_is_in_nobodys_way() {
     drop(all.remove(1));
     let malformed = all[0].stats().malformed;
     while all[0].stats().malformed == malformed {
-        assert!(since.elapsed() < PATIENCE, "nobody is at its port");
+        assert!(since.elapsed() < PATIENCE, "no driver is at its port");
         let to = at(1, 7102);
         peer.send(&[Datagram {
             to,
@@ -137,8 +137,8 @@ fn a_driver_that_stands_still_is_in_nobodys_way() {
     assert_eq!(pools.0.free(), pools.0.count());
 }
 
-/// Threads of their own, payloads lent from frames by all of them at once; two of them sleep until
-/// they are rung.
+/// Separate threads, payloads lent from frames by all of them at once; two of them sleep until they
+/// are rung.
 #[test]
 fn threads_send_and_receive_side_by_side() {
     let _alone = alone();
@@ -222,7 +222,7 @@ fn a_look_keeps_what_it_finds() {
     while !all[0].rx_is_empty() {
         all[0].recv(&pools.0, &mut got[0], 32).unwrap();
     }
-    // The others are told of what has come.
+    // The others are notified of what has come.
     assert!(!all[1].rx_is_empty() && !all[2].rx_is_empty());
     got[0].clear();
     send(&mut peer, 1..41);

@@ -61,9 +61,9 @@ fn said(machine: &Machine, program: &str, arguments: &str) -> String {
 }
 
 /// A machine that knows us by another card, as before a cable or a card was changed, would send
-/// there until it asks by itself.
+/// there until it asks again.
 #[test]
-fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
+fn our_address_is_announced_to_a_machine_that_knew_us_elsewhere() {
     let _alone = alone();
     for (number, own) in [(10, "10.77.0.1"), (11, "fd77::1")] {
         let Some(cable) = cable() else { return };
@@ -78,7 +78,7 @@ fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
         let mut driver = open_here(&cable.a, number, &address.to_string(), &frames);
         let (since, mut got) = (Instant::now(), Vec::new());
         loop {
-            // A look at the cards comes once in some hundred calls.
+            // The cards are checked once in some hundred calls.
             for _ in 0..300 {
                 driver.recv(&frames, &mut got, 32).expect("received");
             }
@@ -94,7 +94,7 @@ fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
 /// A switch that watches who listens to which group brings questions for our address only to whom
 /// has said that it listens.
 #[test]
-fn a_switch_is_told_what_we_listen_to() {
+fn groups_are_reported_to_a_switch() {
     let _alone = alone();
     let Some(cable) = cable() else { return };
     if !cable.b.try_ip("link add br0 type bridge mcast_snooping 1") {
@@ -116,7 +116,7 @@ fn a_switch_is_told_what_we_listen_to() {
             break;
         }
         assert!(since.elapsed() < PATIENCE, "{shown:?}");
-        // A look at the cards comes once in some hundred calls.
+        // The cards are checked once in some hundred calls.
         for _ in 0..100 {
             driver.recv(&frames, &mut got, 32).expect("received");
         }
@@ -130,8 +130,8 @@ impl Raw {
     fn new(machine: &Machine, interface: &str) -> Raw {
         machine.enter();
         let name = std::ffi::CString::new(interface).unwrap();
-        // SAFETY: plain system calls; the name lives for the call, and the descriptor is nobody
-        // else's.
+        // SAFETY: plain system calls; the name lives for the call, and nothing else owns the
+        // descriptor.
         unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());

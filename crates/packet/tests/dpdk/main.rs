@@ -289,8 +289,8 @@ fn payloads_are_forwarded_uncopied() {
     }
 }
 
-/// A receiver that looks only now and then: its queue overflows, what does not fit is dropped, and
-/// frames come back.
+/// A receiver that polls only rarely: its queue overflows, what does not fit is dropped, and frames
+/// come back.
 #[test]
 fn no_frame_is_lost_when_queues_overflow() {
     let _alone = alone();
@@ -303,7 +303,7 @@ fn no_frame_is_lost_when_queues_overflow() {
         to: Peer::Node(2),
         parts: &parts,
     };
-    // Kept until the pool runs dry, then let go: as a log does that is trimmed late.
+    // Kept until the pool runs dry, then freed: as a log does that is trimmed late.
     let mut got = Vec::new();
     for round in 0..100 {
         for _ in 0..40 {

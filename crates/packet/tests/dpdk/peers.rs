@@ -110,7 +110,7 @@ fn two_cables_are_both_used() {
         let mut b = open(&at.to_string(), &ports, &frames);
         let since = Instant::now();
         let mut got = Vec::new();
-        // Until both cables are there, and both ways known, all goes by the one that is.
+        // Until both cables are there, and both ways known, all goes through the one that is.
         let mut before = None;
         while before.is_none() || got.len() < 200 {
             let elapsed = since.elapsed();
@@ -244,7 +244,7 @@ fn a_killed_process_is_replaced() {
     let (server, client) = memif();
     let frames = pool(1024, 2048);
     let mut driver = open("10.77.0.1:7101", &client, &frames);
-    assert!(!driver.is_connected(), "nobody listens yet");
+    assert!(!driver.is_connected(), "no peer listens yet");
     for round in 0..3u8 {
         let _other = Other::spawn(&server);
         await_echo(&mut driver, &frames, &[round; 600]);
@@ -267,7 +267,7 @@ fn a_late_client_is_connected() {
         let since = Instant::now();
         // Longer than it hurries at its start, and until it has seen that the last one is gone.
         while since.elapsed() < Duration::from_secs(2) || driver.is_connected() {
-            assert!(since.elapsed() < PATIENCE, "nobody is there any more");
+            assert!(since.elapsed() < PATIENCE, "the peer is gone");
             driver.recv(&frames, &mut Vec::new(), 32).unwrap();
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -80,7 +80,7 @@ fn serves(far: &UdpSocket, port: &mut XdpDriver, frames: &Pool, round: u64) {
     }
 }
 
-/// Frames that the drivers have of the pool, when nothing is under way.
+/// Frames that the drivers have of the pool, when nothing is in flight.
 fn settled(ports: &mut [XdpDriver], frames: &Pool) -> u32 {
     for port in ports.iter_mut() {
         let mut got = Vec::new();
@@ -173,7 +173,7 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
         cable.a.ip("link set va up");
         cable.a.ip("addr replace 10.77.0.1/24 dev va");
         await_cable(&cable, &far);
-        // The kernel could send them now, but nobody calls it.
+        // The kernel could send them now, but it is not called.
         flood(&far, &gone);
         cable.a.ip("link set va down");
         let before = frames.free();
@@ -188,7 +188,7 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
         cable.a.ip("link set va up");
         await_cable(&cable, &far);
 
-        // Nothing for it comes into a ring that nobody reads: the port is the kernel's.
+        // Nothing for it comes into a ring that no driver reads: the port is the kernel's.
         let gone_to: std::net::SocketAddr = ([10, 77, 0, 1], 7101 + going as u16).into();
         for _ in 0..OFFERED {
             // An answer that the port is closed comes out of the next call.
@@ -198,7 +198,7 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
         let heir = UdpSocket::bind(gone_to).expect("the port is free");
         heir.set_read_timeout(Some(PATIENCE)).expect("a socket");
         let _ = far.take_error();
-        far.send_to(b"to whoever has it", gone_to).expect("sent");
+        far.send_to(b"to the port's owner", gone_to).expect("sent");
         // Those before it may only now be on their way through the kernel.
         while heir.recv(&mut [0; 64]).expect("received") != 17 {}
         for round in 0..20 {
@@ -214,7 +214,7 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
     }
 }
 
-/// As [`serves`], by a socket that may be told of a closed port.
+/// As [`serves`], by a socket that may be notified of a closed port.
 fn serves_on(far: &UdpSocket, port: &mut XdpDriver, frames: &Pool, round: u64) {
     while far.take_error().expect("a socket").is_some() {}
     serves(far, port, frames, round);

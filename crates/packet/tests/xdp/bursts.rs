@@ -5,7 +5,7 @@ use super::*;
 
 /// Packets after which a queue thinks about its offer.
 const CALM: usize = 8192;
-/// What one client may have under way, and what replicas say meanwhile.
+/// What one client may have in flight, and what replicas say meanwhile.
 const OF_A_CLIENT: usize = 1200;
 
 struct Ends {
@@ -37,7 +37,7 @@ impl Ends {
             let to = self.driver.local_addr();
             self.far.send_to(&[7; 32], to).expect("sent");
             if number % 32 == 31 {
-                // The kernel has a short queue of its own before the program, and empties it now.
+                // The kernel has its own short queue before the program, and empties it now.
                 std::thread::sleep(Duration::from_micros(200));
             }
         }

@@ -1,4 +1,4 @@
-//! Processes of their own that tests start: this program again, for one of its tests.
+//! Separate processes that tests start: this program again, for one of its tests.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 pub struct Process(Child);
 
 impl Process {
-    /// Runs this program's test of that name, which sees the variable and says "ready" on a line of
-    /// its own; waits for that. `wrapper`: the command that runs it, if any.
+    /// Runs this program's test of that name, which sees the variable and says "ready" on its own
+    /// line; waits for that. `wrapper`: the command that runs it, if any.
     pub fn start(wrapper: &[&str], test: &str, variable: &str) -> Process {
         let program = std::env::current_exe().unwrap();
         let mut words = wrapper.iter();

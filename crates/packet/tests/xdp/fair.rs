@@ -72,7 +72,7 @@ fn a_full_queue_does_not_stop_the_others() {
         let full = at_a.stats().send_full - before.send_full;
         a.ip("link set va up");
         a.ip("route replace 10.77.0.2/32 dev va");
-        // Nobody else takes the frames of a link that is down.
+        // No other link takes the frames of a link that is down.
         let since = Instant::now();
         while at_a.frames_sending() > 0 {
             assert!(since.elapsed() < PATIENCE);

@@ -56,7 +56,7 @@ fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
 }
 
 #[test]
-fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
+fn a_poll_sees_the_queues_and_reported_descriptors() {
     let Some(cable) = Cable::new(1500, 1) else {
         return;
     };
@@ -93,7 +93,7 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
         assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 0);
         assert!(driver.rx_is_empty());
 
-        // What came past the queues is not seen, so that somebody has to tell of it.
+        // What came past the queues is not seen, so that `on_readable` has to be called.
         neighbour
             .send_to(&[round], driver.local_addr())
             .expect("sent");
@@ -104,7 +104,7 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
     }
 }
 
-/// Looks until what has come on the kernel's way is found by a loop that nobody tells of it.
+/// Looks until what has come on the kernel's way is found by a loop that is not notified of it.
 fn looks_for_one(driver: &mut XdpDriver, pool: &Pool) -> u32 {
     let (mut looks, mut got) = (0, Vec::new());
     let since = Instant::now();
@@ -119,7 +119,7 @@ fn looks_for_one(driver: &mut XdpDriver, pool: &Pool) -> u32 {
 }
 
 #[test]
-fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
+fn the_kernel_socket_is_polled_less_often_the_longer_it_was_empty() {
     let Some((_cable, pool, mut driver, neighbour)) = beside_a_neighbour() else {
         return;
     };
@@ -164,7 +164,7 @@ fn confirmed_s(interface: &str) -> u64 {
 }
 
 #[test]
-fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
+fn neighbours_are_confirmed_without_a_datagram_through_the_kernel() {
     let Some(cable) = Cable::new(1500, 1) else {
         return;
     };
@@ -197,7 +197,7 @@ fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
     let since = Instant::now();
     cable.a.enter();
     while confirmed_s("va") >= 5 {
-        assert!(since.elapsed() < PATIENCE, "nobody makes sure of it");
+        assert!(since.elapsed() < PATIENCE, "it is not confirmed");
         carry(
             &mut a,
             &mut b,

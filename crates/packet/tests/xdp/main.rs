@@ -52,7 +52,7 @@ fn open(address: &str, pool: &Pool, options: &XdpOptions) -> XdpDriver {
         match XdpDriver::open(address, pool, options) {
             Ok(driver) => return driver,
             // Programs that other tests are just starting hold copies of all descriptors for a
-            // moment.
+            // short time.
             Err(XdpError::Bind { .. }) if since.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -197,7 +197,7 @@ fn await_sent(driver: &XdpDriver) {
     }
 }
 
-/// Time for neighbours to be found; then nothing goes by the kernel.
+/// Time for neighbours to be found; then nothing goes through the kernel.
 fn settle(clock: &Clock, a: &mut End<'_>, b: &mut End<'_>) {
     for round in 0..20 {
         exchange(clock, a, b, 2, &[body(round, 100)]);
@@ -427,7 +427,7 @@ fn no_frame_is_lost_when_the_cable_is() {
             };
             a.port.send(clock.now_us(), &[message; 32]).unwrap();
         }
-        // The receiver looks only now and then: its ring overflows.
+        // The receiver polls only rarely: its ring overflows.
         let mut got = Vec::new();
         b.machine.enter();
         b.port.poll(clock.now_us(), &mut got).unwrap();

@@ -1,5 +1,5 @@
-//! Several ports in a row on the same queues, each with a driver of its own, as a replica's logs
-//! have them.
+//! Several ports in a row on the same queues, each with its own driver, as a replica's logs have
+//! them.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -43,7 +43,7 @@ fn each_port_has_a_socket_on_each_queue() {
             assert_eq!(a.local_addr().port(), 7101 + at);
             for b in &mut all_b {
                 introduce(a, b, &pool_b);
-                // Straight, by the socket of its own port: nothing is left for the kernel's.
+                // Straight, by the socket of the same port: nothing is left for the kernel's.
                 let before = (b.stats().by_kernel, b.stats().received);
                 let queued: u64 = b.received_by_queue().iter().sum();
                 let name = u64::from(a.local_addr().port()).to_le_bytes();
@@ -77,8 +77,8 @@ fn each_port_has_a_socket_on_each_queue() {
     }
 }
 
-/// Threads of their own send and receive by the ports of one queue, payloads of the pool among
-/// them; frames that one has sent come back to another, and none is lost or given out twice.
+/// Separate threads send and receive by the ports of one queue, payloads of the pool among them;
+/// frames that one has sent come back to another, and none is lost or given out twice.
 #[test]
 fn threads_share_a_queue() {
     let Some(cable) = Cable::new(1500, 1) else {
@@ -137,7 +137,7 @@ fn threads_share_a_queue() {
                         .into();
                     let (mut back, mut lost) = (Vec::new(), 0);
                     for number in 0..count {
-                        // No more under way than fit into a queue; what does not come is lost.
+                        // No more in flight than fit into a queue; what does not come is lost.
                         let since = Instant::now();
                         loop {
                             let missing =

@@ -9,7 +9,8 @@ fn options(interface: &str) -> XdpOptions {
     }
 }
 
-/// What lies in the pool is copied behind the headers; nothing waits for ever to have been sent.
+/// What lies in the pool is copied behind the headers; nothing waits without limit to have been
+/// sent.
 #[test]
 fn lent_payloads_arrive_in_one_buffer() {
     for (mtu, frame_bytes) in [(1500, 2048), (9000, 4096), (9000, 2176)] {

@@ -23,7 +23,7 @@ pub(super) struct Line {
     flushed: u8,
     /// The values of all other open words, oldest first.
     stores: Vec<Stored>,
-    /// Whether the next fence looks at it.
+    /// Whether the next fence writes it back.
     pub(super) flushing: bool,
 }
 
@@ -118,7 +118,7 @@ impl Line {
         }
     }
 
-    /// Makes what was flushed durable; answers whether nothing is open any more.
+    /// Makes what was flushed durable; returns whether nothing is open any more.
     pub(super) fn fence(&mut self, durable: &mut [u8]) -> bool {
         let flushed = std::mem::take(&mut self.flushed);
         match flushed {

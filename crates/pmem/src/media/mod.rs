@@ -21,7 +21,7 @@
 //! - A line that leaves occupies the media of one DIMM for [`MediaParameters::line_write_ns`]. The
 //!   DIMMs' media is accounted for as a whole: a store is accepted at once as long as no more lines
 //!   wait for it than may be draining, otherwise when that is so again. Reads for read-modify-write
-//!   cost no time of their own, and a DIMM that happens to get more than its share for a few
+//!   cost no additional time, and a DIMM that happens to get more than its share for a few
 //!   microseconds does not hold up the others.
 //!
 //! # What is measured and what is fitted
@@ -34,8 +34,8 @@
 //! and without remote writers. Two numbers of the *load* are fitted as well, because the paper does
 //! not state them: by how much threads' rhythms vary ([`Streams::jitter_percent`]: with exponential
 //! gaps the rise between 90 and 144 streams would be far gentler than it was), and how many stores
-//! a local core has under way ([`LocalWriters::outstanding`]: it decides which part of the bytes is
-//! local).
+//! a local core has outstanding ([`LocalWriters::outstanding`]: it decides which part of the bytes
+//! is local).
 //!
 //! Least-recently-written replacement is an assumption; were full lines to leave at once, 128-byte
 //! writes would combine better than they did. We had no such device: this is a model for comparing

@@ -1,5 +1,5 @@
-//! The load of rowan fig. 2 and 8: remote threads that each write a log of their own, or append to
-//! one together, and local cores that write beside them.
+//! The load of rowan fig. 2 and 8: remote threads that each write their own log, or append to one
+//! together, and local cores that write beside them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use super::{Media, MediaError, MediaParameters, MediaStats};
 /// Where remote threads' writes land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteLog {
-    /// Each thread has a log of its own (rowan §2.4).
+    /// Each thread has its own log (rowan §2.4).
     Exclusive,
     /// All append to one, in order of arrival (rowan §6.2).
     Appended,
@@ -28,13 +28,13 @@ pub struct LocalWriters {
     pub cores: u32,
     /// Bytes of each of their stores (128 in the paper).
     pub store_bytes: u64,
-    /// Stores that each core has under way at once.
+    /// Stores that each core has outstanding at once.
     pub outstanding: u32,
 }
 
 impl LocalWriters {
     /// The paper's: 18 cores, 128 bytes at a time. A core goes on while its non-temporal stores
-    /// wait in its fill buffers; two under way give the split between local and remote bytes that
+    /// wait in its fill buffers; two outstanding give the split between local and remote bytes that
     /// the paper's figures imply.
     pub const PAPER: LocalWriters = LocalWriters {
         cores: 18,
@@ -49,7 +49,7 @@ impl LocalWriters {
 }
 
 /// A load: every remote thread has one write outstanding, pauses when it is accepted, and writes
-/// on; so does a local core with each of its own.
+/// on; so does a local core with each of its stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streams {
     /// Remote threads.

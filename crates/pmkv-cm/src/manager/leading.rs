@@ -55,8 +55,8 @@ pub(super) struct Leading {
     doubtful: Option<Writing>,
     reading: Option<Ticket>,
     next_try_us: u64,
-    /// This time in office has written a configuration: nobody from an earlier time can write any
-    /// more.
+    /// This time in office has written a configuration: no manager from an earlier time can write
+    /// any more.
     settled_in: bool,
     committed: u64,
     written_us: u64,
@@ -96,8 +96,8 @@ impl Leading {
             epoch: office.epoch,
         });
         let rules = desk.rules;
-        // A former manager may have granted leases until a moment ago, to anybody, and longer ones
-        // than this one does.
+        // A former manager may have granted leases until very recently, to any server, and longer
+        // ones than this one does.
         let out_us = office.leases.map_or(rules.lease_us, |out| out.lease_us);
         let inherited_us = now_us.saturating_add(out_us.max(rules.lease_us));
         Leading {
@@ -163,7 +163,7 @@ impl Leading {
             }
             Event::Tick => true,
         };
-        // Out of office for twice the lease: somebody else is in, or nobody can be.
+        // Out of office for twice the lease: another manager is in office, or none can be.
         let lost = now_us >= self.trusted_until_us + desk.rules.manager_lease_us;
         if !stays || lost {
             return false;
@@ -200,7 +200,7 @@ impl Leading {
                     return Err(CommandError::Alive(id));
                 }
                 if config.members.iter().all(|m| m.standing != Standing::Live) {
-                    return Err(CommandError::NobodyLive);
+                    return Err(CommandError::NoLiveServer);
                 }
             }
             Command::Move { shard, target } => {
@@ -350,7 +350,8 @@ impl Leading {
     }
 
     /// A draft that contradicts itself. Whatever it was made from beside failures is dropped, so
-    /// that the next one does without: servers say again what they have to say, operators are told.
+    /// that the next one does without: servers say again what they have to say, operators get an
+    /// error.
     fn drop_draft(
         &mut self,
         now_us: u64,
@@ -502,7 +503,7 @@ impl Leading {
             return;
         }
         let moves = balance::plan(config, &self.loads, desk.rules);
-        // Reports of the next period still tell of the time before a move.
+        // Reports of the next period still cover the time before a move.
         let periods = if moves.is_empty() { 1 } else { 2 };
         for step in moves {
             match step {

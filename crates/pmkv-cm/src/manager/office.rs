@@ -10,7 +10,7 @@ use crate::store::{Answer, Key, Record, Report, Request, Revision};
 pub(super) struct Standby {
     /// The record as last seen, and since when it has not changed.
     seen: Option<(Record, u64)>,
-    /// A question or a bid under way.
+    /// A question or a bid in flight.
     asking: Option<u64>,
     bid: Option<LeaseRenewal>,
     /// A bid whose outcome is not known.
@@ -101,9 +101,9 @@ impl Standby {
             // which may be longer than one's own.
             let own_us = desk.rules.manager_lease_us;
             let wait_us = out.map_or(own_us, |out| out.manager_lease_us.max(own_us));
-            let nobody = record.revision == 0;
+            let is_vacant = record.revision == 0;
             let still = now_us.saturating_sub(*since_us) >= wait_us;
-            if nobody || still || planted::has(Mistake::OfficeSeized) {
+            if is_vacant || still || planted::has(Mistake::OfficeSeized) {
                 let expected = record.revision;
                 let lease_us = desk.rules.lease_us;
                 let office = LeaderRecord {
@@ -111,8 +111,7 @@ impl Standby {
                     epoch: last.map_or(0, |office| office.epoch) + 1,
                     beat: 0,
                     leases: Some(Leases {
-                        // Whoever comes next must wait for these too, if this time in office is
-                        // short.
+                        // The successor must wait for these too, if this time in office is short.
                         lease_us: out.map_or(lease_us, |out| out.lease_us.max(lease_us)),
                         manager_lease_us: own_us,
                     }),

@@ -37,7 +37,7 @@ pub(super) struct FailureDetector {
 
 /// What the roll says about failures.
 pub(super) enum Verdict {
-    /// These have failed; empty: nobody.
+    /// These have failed; empty: none.
     Failed(BTreeSet<ServerId>),
     /// Most are silent: wait until then.
     Patient(u64),

@@ -1,4 +1,4 @@
-//! One manager, a store in memory, servers that do at once what they are told.
+//! One manager, a store in memory, servers that do at once what they are instructed to do.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ struct World {
 }
 
 impl World {
-    /// Nobody is there yet.
+    /// No server is there yet.
     fn of(servers: u64, replication: u8) -> World {
         let rules = Timing::with_lease(10_000);
         let founding = Founding {
@@ -195,7 +195,8 @@ impl World {
     }
 }
 
-/// Written, it would be read by no manager and no server: the cluster would stand still for ever.
+/// Written, it would be read by no manager and no server: the cluster would stand still
+/// permanently.
 #[test]
 fn a_configuration_that_contradicts_itself_is_not_written() {
     let mut world = World::new(4, 2);
@@ -230,7 +231,7 @@ fn a_configuration_that_contradicts_itself_is_not_written() {
     world.run_until(|world| world.is_committed() && world.config().term > before.term + 1);
 }
 
-/// Ten servers at once where four find room: those four come in, the others are told.
+/// Ten servers at once where four find room: those four come in, the others get an error.
 #[test]
 fn more_servers_than_there_is_room_for() {
     let servers = MAX_MEMBERS as u64 - 4;
@@ -363,7 +364,7 @@ fn a_server_whose_own_lease_is_longer_keeps_the_managers() {
     assert_eq!(world.standing(4), Some(Standing::Live));
 }
 
-/// A server stalls for a moment while it is drained: it is drained when it is back.
+/// A server stalls briefly while it is drained: it is drained when it is back.
 #[test]
 fn a_stall_does_not_end_a_draining() {
     let mut world = World::new(4, 2);
@@ -408,7 +409,7 @@ fn moves_that_nothing_would_come_of_are_refused() {
         let target = ServerId(target);
         world.manager.command(Command::Move { shard, target })
     };
-    // Two fail at once: what they had alone is served by nobody.
+    // Two fail at once: what they had alone is served by no server.
     let lost = |world: &World| {
         let held = world.config().numbered().map(|(number, shard)| {
             let copies: Vec<u64> = shard.copies().map(|copy| copy.server.0).collect();
@@ -454,16 +455,16 @@ fn a_server_being_drained_gets_no_shards() {
     }
 }
 
-/// The other server is being drained: nobody would begin the shards anew.
+/// The other server is being drained: no server would begin the shards anew.
 #[test]
-fn nothing_is_forgotten_while_nobody_is_live() {
+fn no_shard_is_dropped_while_no_server_is_live() {
     let mut world = World::new(2, 1);
     world.order(Command::Drain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Draining));
     world.servers.remove(&ServerId(2));
     world.run_until(|world| world.is_committed() && world.standing(2) == Some(Standing::Down));
     let refused = world.manager.command(Command::Forget(ServerId(2)));
-    assert_eq!(refused, Err(CommandError::NobodyLive));
+    assert_eq!(refused, Err(CommandError::NoLiveServer));
     world.order(Command::Undrain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Live));
     world.order(Command::Forget(ServerId(2)));

@@ -34,7 +34,7 @@ pub(crate) struct Process {
     pub membership: u64,
     /// Who may reach this server's memory, by membership.
     pub allowed: BTreeSet<(ServerId, u64)>,
-    /// The configuration adopted, and the one whose commitment it was told.
+    /// The configuration adopted, and the one whose commitment was reported to it.
     pub adopted: Option<Arc<Configuration>>,
     pub committed: Option<Arc<Configuration>>,
     pub adopting: Option<(Arc<Configuration>, Vec<ShardId>)>,

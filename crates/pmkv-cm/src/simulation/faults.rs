@@ -72,7 +72,7 @@ impl World {
             copying.push(known.copied().unwrap_or((task, now_us + 2000)));
         }
         process.copying = copying;
-        // Writes under way go to copies that have joined, too: what is copied are finished writes
+        // Writes in flight go to copies that have joined, too: what is copied are finished writes
         // only.
         let membership = process.membership;
         let mut more = Vec::new();
@@ -372,7 +372,7 @@ impl World {
         node.down_until_us = self.now_us + for_us;
     }
 
-    /// Everything works again. Those who left come back; nobody drains.
+    /// Everything works again. Those who left come back; no server drains.
     pub fn heal(&mut self) {
         self.note(|| "healed".into());
         (self.net.loss, self.net.rare_us) = (0, 0);

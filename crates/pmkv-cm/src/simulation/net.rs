@@ -7,7 +7,7 @@ use crate::config::{CopyTask, ServerId, ShardId};
 use crate::message::{FromServer, ToServer};
 use crate::store::{Report, Request, Ticket};
 
-/// What is under way.
+/// What is in flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Packet {
     ToManager {
@@ -24,7 +24,7 @@ pub(crate) enum Packet {
         ticket: Ticket,
         request: Request,
     },
-    Told {
+    Report {
         to: (usize, u64),
         report: Report,
     },
@@ -75,7 +75,7 @@ impl Net {
     pub fn put(&mut self, dice: &mut Dice, now_us: u64, packet: Packet) {
         let lossy = !matches!(
             packet,
-            Packet::Ask { .. } | Packet::Told { .. } | Packet::Adopted { .. }
+            Packet::Ask { .. } | Packet::Report { .. } | Packet::Adopted { .. }
         );
         if lossy && self.loss > 0 && dice.once_in(self.loss) {
             return;

@@ -102,7 +102,7 @@ fn managers_whose_leases_differ_break_nothing() {
     }
 }
 
-/// Nothing draws on chance or time of its own.
+/// Nothing reads a clock or draws at random.
 #[test]
 fn runs_repeat() {
     let (first, second) = (chaos(5), chaos(5));

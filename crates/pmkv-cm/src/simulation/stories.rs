@@ -6,7 +6,7 @@ use super::world::World;
 use crate::config::{Configuration, MigrationKind, ServerId, Standing};
 use crate::manager::{Command, CommandError};
 
-/// A cluster that works, with writes under way.
+/// A cluster that works, with writes in flight.
 fn cluster(seed: u64, servers: u64, replication: u8) -> World {
     let mut world = World::new(seed, 2, servers, 12, replication);
     world.run(100_000);
@@ -125,8 +125,8 @@ fn a_managers_death_moves_nothing() {
     assert_eq!(config(&world).shards, before);
 }
 
-/// Power fails everywhere, in the midst of a migration; servers come back one by one. Nobody's
-/// shards go to others, and the migration goes on. //= rowan §4.7
+/// Power fails everywhere, in the midst of a migration; servers come back one by one. Shards
+/// without a server go to others, and the migration goes on. //= rowan §4.7
 #[test]
 fn after_a_loss_of_power_all_is_as_before() {
     let mut world = cluster(4, 4, 2);

@@ -35,7 +35,7 @@ pub(crate) struct World {
     pub dice: Dice,
     pub now_us: u64,
     pub rules: Timing,
-    /// Each manager that begins has leases of its own: the cluster's file is changed all the time.
+    /// Each manager that begins has other leases: the cluster's file is changed all the time.
     pub leases_differ: bool,
     pub founding: Founding,
     pub shards: ShardId,
@@ -56,7 +56,7 @@ pub(crate) struct World {
     pub tally: BTreeMap<&'static str, u64>,
 }
 
-/// The lease that servers and, unless they differ, managers go by.
+/// The lease that servers and, unless they differ, managers use.
 const LEASE_US: u64 = 10_000;
 
 fn rules(lease_us: u64) -> Timing {
@@ -316,7 +316,7 @@ impl World {
                 ticket,
                 request,
             } => self.ask_replica(from, ticket, request),
-            Packet::Told { to, ref report } => {
+            Packet::Report { to, ref report } => {
                 let node = &self.managers[to.0];
                 if node.paused_until_us > self.now_us {
                     let until = node.paused_until_us;
@@ -378,7 +378,7 @@ impl World {
         self.net.put(
             &mut self.dice,
             self.now_us,
-            Packet::Told { to: from, report },
+            Packet::Report { to: from, report },
         );
     }
 
@@ -398,7 +398,7 @@ impl World {
             let to = (at, self.managers[at].started);
             let report = Report::Changed(*key, record.clone());
             self.net
-                .put(&mut self.dice, self.now_us, Packet::Told { to, report });
+                .put(&mut self.dice, self.now_us, Packet::Report { to, report });
         }
     }
 

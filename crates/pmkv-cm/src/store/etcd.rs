@@ -125,7 +125,7 @@ async fn ask(
     }
 }
 
-/// Tells of changes for ever; after a break it looks before it watches again, so that nothing
+/// Reports changes without end; after a break it reads before it watches again, so that nothing
 /// newest is missed.
 async fn watch(mut client: Client, options: EtcdOptions, post: Post) {
     loop {

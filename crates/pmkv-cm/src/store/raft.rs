@@ -2,7 +2,7 @@
 //! starts with one command. Drawn in docs/formats.md, "Store of configurations".
 //!
 //! The leader's replica answers; the others say [`Answer::Unavailable`], and watch. So the manager
-//! beside the leader comes into office. The state is two small records, kept in DRAM; now and then
+//! beside the leader comes into office. The state is two small records, kept in DRAM; periodically
 //! it is written to one of two slots beside the ring, whole, and the ring is trimmed.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -25,7 +25,7 @@ mod tests;
 pub const SLOT_BYTES: u64 = 2 * MAX_RECORD as u64 + 4096;
 /// Smallest area that a replica needs: two slots, and a ring that takes the largest entry.
 pub const MIN_AREA_BYTES: u64 = 2 * SLOT_BYTES + (6 << 20);
-/// Requests under way at one replica.
+/// Requests in flight at one replica.
 const MAX_PENDING: usize = 64;
 /// Class of a message that carries the state to a replica that is too far behind.
 const STATE: u8 = 48;

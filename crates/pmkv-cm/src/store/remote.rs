@@ -1,5 +1,5 @@
-//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network. A
-//! thread of its own runs them; requests go there through a bounded queue, answers and changes come
+//! What etcd and ZooKeeper have in common: their clients are asynchronous and wait for a network.
+//! A separate thread runs them; requests go there through a bounded queue, answers and changes come
 //! back through a mailbox.
 
 use std::collections::BTreeMap;
@@ -13,16 +13,16 @@ use super::{
     Answer, Key, MAX_RECORD, Record, Report, Request, Revision, Store, StoreError, Ticket,
 };
 
-/// Requests under way.
+/// Requests in flight.
 const MAX_PENDING: usize = 64;
 
 #[derive(Default)]
 struct Mailbox {
     answers: Vec<(Ticket, Answer)>,
-    /// The newest content of each record that has not been told.
+    /// The newest content of each record that has not been reported.
     changed: BTreeMap<Key, Record>,
     told: BTreeMap<Key, Revision>,
-    under_way: usize,
+    in_flight: usize,
     stopped: bool,
 }
 
@@ -38,7 +38,7 @@ impl Post {
     /// A request has ended.
     pub(super) fn answer(&self, ticket: Ticket, answer: Answer) {
         let mut mailbox = self.lock();
-        mailbox.under_way = mailbox.under_way.saturating_sub(1);
+        mailbox.in_flight = mailbox.in_flight.saturating_sub(1);
         mailbox.answers.push((ticket, answer));
     }
 
@@ -114,10 +114,10 @@ impl Store for Remote {
         let mut mailbox = self.post.lock();
         let sender = self.requests.as_ref().filter(|_| !mailbox.stopped);
         let sender = sender.ok_or(StoreError::Stopped)?;
-        if mailbox.under_way >= MAX_PENDING || sender.try_send((ticket, request)).is_err() {
-            return Err(StoreError::Busy(mailbox.under_way));
+        if mailbox.in_flight >= MAX_PENDING || sender.try_send((ticket, request)).is_err() {
+            return Err(StoreError::Busy(mailbox.in_flight));
         }
-        mailbox.under_way += 1;
+        mailbox.in_flight += 1;
         Ok(())
     }
 

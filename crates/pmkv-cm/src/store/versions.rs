@@ -18,7 +18,7 @@ pub(super) enum Step {
     /// At this version, and at once again at whichever comes then, in one transaction: it would be
     /// [`ANY`], at which nothing can be expected.
     SetTwice(i32),
-    /// Nobody can expect this version.
+    /// No caller can expect this version.
     Impossible,
 }
 

@@ -193,7 +193,7 @@ async fn ask(
     }
 }
 
-/// Tells of changes until the session ends.
+/// Reports changes until the session ends.
 async fn watch(client: Client, path: String, key: Key, seen: Seen, post: Post) {
     loop {
         let watcher = match client.get_and_watch_data(&path).await {

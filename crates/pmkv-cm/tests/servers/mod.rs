@@ -24,7 +24,7 @@ impl Outside {
     /// As a loss of power would end it.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -66,7 +66,7 @@ impl<S: Store> Asker<S> {
         panic!("the store does not come up");
     }
 
-    /// Waits until a record with this content is told.
+    /// Waits until a record with this content is reported.
     pub fn await_change(&mut self, key: Key, value: &[u8]) {
         for _ in 0..5000 {
             let told = |(of, record): &(Key, Record)| *of == key && record.value == value;

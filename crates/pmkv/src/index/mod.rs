@@ -1,12 +1,12 @@
 //! A shard's index in DRAM: where the newest entry of each key lies (rowan §5.3).
 //!
 //! An item is one word: 16 bits of the key's hash and the entry's address. Keys are not kept: who
-//! asks brings a function that looks at an address and tells whether the entry there is the key's.
+//! asks brings a function that reads an address and returns whether the entry there is the key's.
 //! Buckets are chained; readers take no lock, writers lock one chain. The table doubles while it is
 //! used: every update moves a few chains, in their order.
 //!
 //! **Readers.** An entry may be moved by cleaning and its segment be used again while a reader
-//! looks at it. So what was read counts only if the item is still the same word after the entry was
+//! reads it. So what was read counts only if the item is still the same word after the entry was
 //! read whole, and entries have checksums. A chain that moved meanwhile is read again in the next
 //! table.
 
@@ -51,7 +51,7 @@ pub enum Updated {
     Omitted(u64),
 }
 
-/// What a look at an entry says.
+/// The result of reading an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Looked<T> {
     /// It is another key's.
@@ -72,7 +72,7 @@ struct Tables {
 pub struct Index {
     tables: RwLock<Tables>,
     items: AtomicU64,
-    /// The first chain that nobody has begun to move, and how many have moved.
+    /// The first chain that is not being moved yet, and how many have moved.
     to_move: AtomicUsize,
     moved: AtomicUsize,
 }
@@ -231,7 +231,8 @@ impl Index {
         updated
     }
 
-    /// Fills an index that nobody uses yet: `count` keys, each once, best in order of their hashes.
+    /// Fills an index that is not in use yet: `count` keys, each once, best in order of their
+    /// hashes.
     pub fn fill(&self, count: usize, items: impl Iterator<Item = (u64, u64)>) {
         let mut bits = MIN_BITS;
         while (count > (1 << bits) * ITEMS / 4 * 3) && bits < MAX_BITS {
@@ -334,7 +335,7 @@ impl Index {
         }
     }
 
-    /// Moves the next chain; answers whether it was the last that was missing.
+    /// Moves the next chain; returns whether it was the last that was missing.
     fn move_one(&self, from: &Table, to: &Table, hash_at: impl Fn(u64) -> Option<u64>) -> bool {
         let place = self.to_move.fetch_add(1, Ordering::SeqCst);
         if place >= from.heads() {
@@ -353,7 +354,7 @@ impl Index {
                     None => place * 2..=place * 2 + 1,
                 };
                 for place in places {
-                    // Nobody else comes here before the chain is marked as moved.
+                    // No other thread comes here before the chain is marked as moved.
                     to.insert(place, found);
                 }
             }

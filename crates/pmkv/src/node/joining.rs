@@ -1,9 +1,9 @@
-//! Becoming a shard's backup: whoever has it sends all of it, a little at a time, while it serves
-//! (docs/adr/0018-primary-promotion.md).
+//! Becoming a shard's backup: the server that has it sends all of it, a little at a time, while it
+//! serves (docs/adr/0018-primary-promotion.md).
 //!
 //! What may not be on every replica yet comes first, as the records that it was written as; then
-//! everything else, entry by entry, in order of hashes. What is written meanwhile comes to who
-//! joins by itself.
+//! everything else, entry by entry, in order of hashes. What is written meanwhile comes to the
+//! joining server as replication.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -120,7 +120,7 @@ fn cost(entries: &[Vec<u8>]) -> u64 {
 
 impl Node {
     /// Asks for the shards that this server joins. What came in an earlier term is asked for again,
-    /// unless all of it came: whatever was written since has come by itself.
+    /// unless all of it came: whatever was written since has come by replication.
     //= rowan §4.5
     pub(super) fn join(&mut self, configuration: &Configuration) {
         let own = self.config.server;
@@ -230,7 +230,7 @@ impl Node {
         }
     }
 
-    /// Begins to send a shard to who joins it; what was under way for an earlier attempt ends.
+    /// Begins to send a shard to who joins it; an earlier attempt in progress ends.
     pub(super) fn give(&mut self, to: ServerId, shard: ShardId, attempt: u32) {
         let is_same = |gift: &OutgoingCopy| gift.to == to && gift.shard == shard;
         if self

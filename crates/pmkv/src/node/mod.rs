@@ -69,8 +69,8 @@ impl SharedControl {
         control
     }
 
-    /// Begins to write a checkpoint of the indexes into what `open` answers, unless one is under
-    /// way.
+    /// Begins to write a checkpoint of the indexes into what `open` returns, unless one is in
+    /// progress.
     ///
     /// # Errors
     /// The sink's, or that there is none.
@@ -113,7 +113,7 @@ pub struct NodeConfig {
     pub workers: u32,
     /// Threads of a cold start.
     pub rebuild_threads: usize,
-    /// Records under way per worker and backup.
+    /// Records in flight per worker and backup.
     pub window: usize,
     /// What all workers share; server and number are set for each.
     pub worker: WorkerConfig,
@@ -204,7 +204,7 @@ pub struct Node {
     /// Gifts that a damaged entry has ended.
     failed_gifts: u64,
     messages: Vec<Message>,
-    /// Of a term that is not committed here yet: its senders are ahead by a moment.
+    /// Of a term that is not committed here yet: its senders are slightly ahead.
     early: Vec<Message>,
     /// When the next shard may be asked for, to join it.
     join_due_us: u64,
@@ -352,8 +352,8 @@ impl Node {
     }
 
     /// Takes a configuration: from here on nothing is served, and servers that are not in it have
-    /// no access. Once this has returned at all its members, nobody serves by an older one; then it
-    /// may be committed.
+    /// no access. Once this has returned at all its members, no server serves by an older one; then
+    /// it may be committed.
     ///
     /// # Errors
     /// What the fabric says; the call can be repeated. An older configuration.
@@ -468,8 +468,8 @@ impl Node {
         Ok(())
     }
 
-    /// Makes progress in everything but the control part, which may have a thread of its own;
-    /// answers whether there was anything to do. Never waits.
+    /// Makes progress in everything but the control part, which may have its own thread; returns
+    /// whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         self.now_us = now_us;
         let mut busy = false;
@@ -500,7 +500,7 @@ impl Node {
         busy
     }
 
-    /// The control part's progress, for a server whose control part has no thread of its own.
+    /// The control part's progress, for a server whose control part has no separate thread.
     pub fn step_control(&mut self, now_us: u64) -> bool {
         self.control().step(now_us)
     }

@@ -34,8 +34,8 @@ pub(super) struct Promotion {
 }
 
 impl Promotion {
-    /// Of a shard with these other replicas: those that join it, too. What the last primary had
-    /// under way may lie at one of them and nowhere else; left there alone it would count once that
+    /// Of a shard with these other replicas: those that join it, too. What the last primary had in
+    /// flight may lie at one of them and nowhere else; left there alone it would count once that
     /// copy is a full one.
     pub(super) fn new(replicas: impl Iterator<Item = ServerId>, is_move: bool) -> Promotion {
         Promotion {

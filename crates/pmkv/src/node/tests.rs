@@ -66,7 +66,7 @@ fn what_was_gathered_and_dropped_is_asked_for_again() {
     }
 }
 
-/// Cleaning notes in a tombstone which segments of its own memory may hold older versions. Another
+/// Cleaning notes in a tombstone which segments of its memory may hold older versions. Another
 /// server's segments have other epochs: by theirs it would be dropped at once, and the key be back
 /// after a restart, or never.
 #[test]
@@ -136,16 +136,16 @@ fn versions_go_on_above_what_was_committed() {
     assert!(alone.version_of(&key) > commit);
 }
 
-/// A copy is given up while a write is under way: it must not be sent again, with its old version,
+/// A copy is given up while a write is in flight: it must not be sent again, with its old version,
 /// by the same server's next copy.
 #[test]
-fn what_is_under_way_for_a_void_copy_is_given_up() {
+fn writes_in_flight_for_a_discarded_copy_are_given_up() {
     let mut alone = Alone::new(1 << 20, 8192);
     alone.serve(1, &[]);
     let keys: Vec<String> = (0..2)
         .map(|shard| keys_of(&alone, shard).next().expect("one"))
         .collect();
-    // Server 1 has no log that could be opened: writes stay under way.
+    // Server 1 has no log that could be opened: writes stay in flight.
     alone.serve(2, &[1]);
     for key in &keys {
         alone.submit(&[set(key, "value")]);
@@ -177,8 +177,8 @@ fn large(version: u64, key: &str) -> Vec<u8> {
     bytes
 }
 
-/// A copy larger than what is free: whoever replicates to this memory must still find segments, or
-/// nobody could write any more, nor delete anything.
+/// A copy larger than what is free: the servers that replicate to this memory must still find
+/// segments, or no client could write any more, nor delete anything.
 #[test]
 fn a_copy_leaves_the_segments_that_backups_need() {
     let mut alone = Alone::new(1 << 20, 8192);

@@ -75,7 +75,7 @@ impl Worker {
         }
     }
 
-    /// A new configuration: whoever waits for a key arrives anew.
+    /// A new configuration: requests that wait for a key arrive anew.
     pub(super) fn fetch_anew(&mut self) {
         for (_, (parked, _)) in std::mem::take(&mut self.fetching.requests) {
             self.arrive(parked);

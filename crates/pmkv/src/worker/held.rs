@@ -35,7 +35,7 @@ impl Worker {
         let Some(op) = self.ops.get(&context) else {
             return;
         };
-        // CommitVers are told once: without them the backup commits nothing, and wins nothing back.
+        // CommitVers are sent once: without them the backup commits nothing, and wins nothing back.
         if matches!(op.purpose, Purpose::Notice) {
             return self.staged.push_back(context);
         }
@@ -51,8 +51,8 @@ impl Worker {
         self.held.ops.push_back(context);
     }
 
-    /// Sends what was held for servers that have room again, and tries one of the others now and
-    /// then.
+    /// Sends what was held for servers that have room again, and periodically tries one of the
+    /// others.
     pub(super) fn release_held(&mut self) {
         if self.held.ops.is_empty() {
             return;
@@ -181,7 +181,7 @@ mod tests {
 
     /// A burst fills a backup: each of its values goes to all backups with every attempt.
     #[test]
-    fn values_that_a_full_backup_cannot_take_are_not_sent_for_ever() {
+    fn values_that_a_full_backup_cannot_take_are_not_sent_without_end() {
         let (mut alone, backup) = with_backup();
         for n in 0..20 {
             alone.submit(&[set(&format!("key {n}"), "value")]);
@@ -226,9 +226,9 @@ mod tests {
         assert_eq!(alone.answers().len(), 20);
     }
 
-    /// Nothing else is written that another one would tell of.
+    /// Nothing else is written that would carry another one.
     #[test]
-    fn a_commit_version_that_was_lost_is_told_again() {
+    fn a_commit_version_that_was_lost_is_sent_again() {
         let (mut alone, backup) = with_backup();
         backup.lock().expect("alone").loses_notices = 2;
         alone.steps(50);

@@ -1,5 +1,5 @@
 //! Who works on which key, and who waits for it: reads and read-modify-writes wait for the key's
-//! writes under way, blind writes join them. Keys are known by their hashes; two that share one
+//! writes in flight, blind writes join them. Keys are known by their hashes; two that share one
 //! wait for each other. Pure.
 
 use std::collections::VecDeque;
@@ -38,17 +38,17 @@ struct Queue {
     parked: VecDeque<u64>,
 }
 
-/// Keys with writes under way or requests that wait.
+/// Keys with writes in flight or requests that wait.
 #[derive(Default)]
 pub(super) struct Keys(WordMap<u64, Queue>);
 
 impl Keys {
-    /// Whether nothing is under way and nobody waits.
+    /// Whether nothing is in flight and no request waits.
     pub fn are_clear(&self, keys: &[u64]) -> bool {
         keys.iter().all(|key| !self.0.contains_key(key))
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn have_no_queue(&self, keys: &[u64]) -> bool {
         let no_queue = |queue: &Queue| queue.parked.is_empty();
         keys.iter().all(|key| self.0.get(key).is_none_or(no_queue))
@@ -61,7 +61,7 @@ impl Keys {
         }
     }
 
-    /// A write has ended; answers whether anybody waits for one of its keys.
+    /// A write has ended; returns whether anybody waits for one of its keys.
     pub fn leave(&mut self, keys: &[u64]) -> bool {
         let mut is_awaited = false;
         for key in keys {
@@ -89,7 +89,7 @@ impl Keys {
     }
 
     /// Whether a request is the first to wait for each of its keys and, unless it may join them, no
-    /// write is under way.
+    /// write is in flight.
     pub fn may_go(&self, request: u64, keys: &[u64], joins: bool) -> bool {
         keys.iter().all(|key| {
             self.0.get(key).is_some_and(|queue| {

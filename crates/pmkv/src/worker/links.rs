@@ -24,7 +24,7 @@ struct Link {
 
 /// What became of trying to send a record.
 pub(super) enum Sent {
-    /// It is under way.
+    /// It is in flight.
     Yes,
     /// One of its backups is not open now.
     NotOpen,

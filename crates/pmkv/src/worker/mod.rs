@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A step function: time is passed in, nothing waits. A shard's requests all go to one worker, so
-//! that versions of a shard and read-modify-writes of a key need no lock. What a worker has under
-//! way survives a change of configuration: it is sent again to whoever are the backups then.
+//! that versions of a shard and read-modify-writes of a key need no lock. Writes in flight survive
+//! a change of configuration: they are sent again to the new backups.
 
 mod fetch;
 mod held;
@@ -53,7 +53,7 @@ pub struct WorkerConfig {
     pub server: ServerId,
     /// Its number on it.
     pub worker: u32,
-    /// Requests under way or waiting at once; `Busy` beyond.
+    /// Requests in flight or waiting at once; `Busy` beyond.
     pub max_in_flight: usize,
     /// The longest key in bytes.
     pub max_key_bytes: usize,
@@ -66,7 +66,8 @@ pub struct WorkerConfig {
     pub max_entry_bytes: usize,
     /// How often CommitVers are sent, in microseconds.
     pub commit_us: u64,
-    /// After how long a client is told that its write's outcome is unknown, in microseconds.
+    /// The time after which a client gets the error that its write's outcome is unknown, in
+    /// microseconds.
     pub give_up_us: u64,
 }
 
@@ -104,12 +105,12 @@ impl WorkerConfig {
 pub enum Answer {
     /// Executed; a write is durable on every replica. One reply per operation.
     Done(Vec<Reply>),
-    /// Executed, and nothing was written: right only if this server still holds its lease when this
-    /// is looked at.
+    /// Executed, and nothing was written: right only if this server still holds its lease when the
+    /// result is read.
     Read(Vec<Reply>),
     /// This server does not serve the shard, or not yet; nothing was done.
     NotServed,
-    /// Too much is under way; nothing was done.
+    /// Too many requests are in flight; nothing was done.
     Busy,
     /// Memory is full, here or at a backup; nothing was done. Deletions are taken still.
     Full,
@@ -145,7 +146,7 @@ impl Answer {
 /// Whether a worker serves a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Another server does, or nobody.
+    /// Another server does, or none.
     Elsewhere,
     /// This one will, once all replicas have the same entries.
     Preparing,
@@ -199,11 +200,11 @@ pub struct WorkerStats {
     pub reads: u64,
     /// Requests refused because memory was full.
     pub refused_full: u64,
-    /// Requests refused because too much was under way.
+    /// Requests refused because too many were in flight.
     pub refused_busy: u64,
     /// Records sent again.
     pub resent: u64,
-    /// Chains of indexes that requests which look at everything have looked at.
+    /// Chains of indexes that requests which scan everything have visited.
     pub walked_chains: u64,
     /// Keys that came from the server that a shard moves away from, before the rest of the shard.
     pub fetched: u64,
@@ -363,7 +364,7 @@ impl Worker {
         self.ops.insert(self.next_context, op);
     }
 
-    /// Makes progress; answers whether there was anything to do. Never waits.
+    /// Makes progress; returns whether there was anything to do. Never waits.
     pub fn step(&mut self, now_us: u64) -> bool {
         self.now_us = now_us;
         let mut busy = false;
@@ -406,7 +407,7 @@ impl Worker {
         answers.append(&mut self.answers);
     }
 
-    /// Requests and internal records under way.
+    /// Requests and internal records in flight.
     pub fn in_flight(&self) -> usize {
         let waiting = self.parked.len() + self.fetching.len() + self.roomless.len();
         self.ops.len() + waiting + self.walks.len()
@@ -462,8 +463,8 @@ impl Worker {
         }
         left.append(&mut self.staged);
         self.staged = left;
-        // The limits leave nothing that cannot be sent; if they lie, the client must not be told
-        // that it was done.
+        // The limits leave nothing that cannot be sent; if they are wrong, the client must not get
+        // a success.
         for context in unsendable {
             if let Some(op) = self.ops.get_mut(&context)
                 && let Purpose::Write { ticket, .. } = &mut op.purpose

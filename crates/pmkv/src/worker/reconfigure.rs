@@ -1,4 +1,4 @@
-//! From one configuration to the next: what is under way is sent again, or given up.
+//! From one configuration to the next: what is in flight is sent again, or given up.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::configuration::{Configuration, ServerId, ShardId};
 
 impl Worker {
     /// Goes over to a configuration, with a sender of its term. Shards that this worker served and
-    /// shall serve are served on; other shards must be prepared first. What was under way is sent
+    /// shall serve are served on; other shards must be prepared first. What was in flight is sent
     /// again.
     //= rowan §4.5
     pub fn install(&mut self, configuration: &Configuration, sender: Box<dyn Sender>) {
@@ -29,7 +29,7 @@ impl Worker {
                 mine.role = Role::Elsewhere;
                 self.moving -= usize::from(mine.lacking.take().is_some());
             }
-            // Whoever joins has heard of none.
+            // A joining server has heard of none.
             (mine.told, mine.noted) = (0, 0);
             // What is prepared is prepared anew.
             mine.scattering = 0;
@@ -49,7 +49,7 @@ impl Worker {
         self.fetch_anew();
     }
 
-    /// This server is a backup from now on of a shard that it served: what it had under way is here
+    /// This server is a backup from now on of a shard that it served: what it had in flight is here
     /// like any backup's, and the new primary asks for it.
     fn keep(&self, context: u64) {
         if let Some(op) = self.ops.get(&context)
@@ -91,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Copies of these shards begin anew here, or are given up: what is under way for them is not
+    /// Copies of these shards begin anew here, or are given up: what is in flight for them is not
     /// sent again, its versions may be given to other entries.
     pub fn void(&mut self, shards: &[ShardId]) {
         let mut contexts: Vec<u64> = self

@@ -16,7 +16,7 @@ pub(super) struct Parked {
     pub(super) ticket: u64,
     pub(super) operations: Vec<Vec<u8>>,
     keys: Vec<u64>,
-    /// Whether it may join writes under way.
+    /// Whether it may join writes in flight.
     is_blind: bool,
     since_us: u64,
 }
@@ -220,7 +220,7 @@ impl Worker {
         Ok((shard, keys))
     }
 
-    /// Executes a request that waits for nobody.
+    /// Executes a request that waits for no other.
     fn execute(&mut self, ticket: u64, operations: &[Operation<'_>], shard: ShardId, keys: KeySet) {
         if self.role(shard) != Role::Serving {
             return self.answers.push((ticket, Answer::NotServed));
@@ -395,7 +395,7 @@ impl Worker {
             self.answers.push((parked.ticket, Answer::Busy));
             look.extend(parked.keys);
         }
-        // Blind writes behind them may join what is under way.
+        // Blind writes behind them may join what is in flight.
         self.wake(look);
     }
 

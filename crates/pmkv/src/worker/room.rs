@@ -1,5 +1,5 @@
 //! Requests that wait until the log has a segment with room for them: the control thread gives
-//! segments, and may be a moment behind where memory is not full at all. Nothing overtakes them.
+//! segments, and may be slightly behind where memory is not full at all. Nothing overtakes them.
 
 use std::collections::VecDeque;
 

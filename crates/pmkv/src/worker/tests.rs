@@ -1,4 +1,4 @@
-//! Requests on a single server: those that look at everything, and batches.
+//! Requests on a single server: those that scan everything, and batches.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,8 @@ fn add(alone: &mut Alone, mut keys: impl Iterator<Item = String>) {
     }
 }
 
-/// Steps until a request that looks at everything is answered: how many steps it took. None looks
-/// at more chains than it may.
+/// Steps until a request that scans everything is answered: how many steps it took. No step visits
+/// more chains than it may.
 fn walked(alone: &mut Alone) -> (Answer, usize) {
     for steps in 0.. {
         if let Some(answer) = alone.answers().pop() {
@@ -70,7 +70,7 @@ fn all() -> Operation<'static> {
 }
 
 #[test]
-fn many_keys_are_looked_at_in_many_steps() {
+fn many_keys_are_visited_in_many_steps() {
     const KEYS: usize = 200_000;
     let mut alone = full_of((0..KEYS).map(|n| format!("key {n}")));
     alone.submit(&[all()]);
@@ -278,7 +278,8 @@ fn batches_are_one_request_with_one_reply() {
     assert_eq!(alone.get("{t}a"), Answer::Read(vec![value]));
 }
 
-/// A backup takes nothing: the write is given up for its client, and so is whoever waits for it.
+/// A backup takes nothing: the write is given up for its client, and so are requests that wait for
+/// it.
 #[test]
 fn what_waits_for_a_write_that_hangs_is_given_up() {
     let mut alone = Alone::new(1 << 20, 8192);
@@ -298,7 +299,7 @@ fn what_waits_for_a_write_that_hangs_is_given_up() {
     assert_eq!(alone.get("key"), Answer::Read(vec![value]));
 }
 
-/// A blind write behind a request that was given up joins what is under way, as if that had never
+/// A blind write behind a request that was given up joins what is in flight, as if that had never
 /// been there.
 #[test]
 fn who_stood_behind_a_request_that_was_given_up_goes_on() {

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-/// Versions under way, in order.
+/// Versions in flight, in order.
 #[derive(Default)]
 pub(super) struct Versions(VecDeque<(u64, bool)>);
 
 impl Versions {
-    /// An entry, or batch, whose last version is this one is under way. Versions only rise.
+    /// An entry, or batch, whose last version is this one is in flight. Versions only rise.
     pub fn begin(&mut self, last: u64) {
         debug_assert!(self.0.back().is_none_or(|it| it.0 < last));
         self.0.push_back((last, false));
@@ -27,7 +27,7 @@ impl Versions {
         commit
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is in flight.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

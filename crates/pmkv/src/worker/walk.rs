@@ -1,6 +1,6 @@
-//! Requests that look at everything that is served here: a step of them looks at a bounded number
-//! of chains, and what else is to be done goes on in between. Each key is shown as it is when the
-//! walk comes by.
+//! Requests that scan everything that is served here: a step of them visits a bounded number of
+//! chains, and what else is to be done goes on in between. Each key is shown as it is when the walk
+//! comes by.
 
 use std::collections::VecDeque;
 
@@ -12,13 +12,13 @@ use super::{Answer, Op, Purpose, Role, Worker};
 use crate::configuration::{KeyHash, ShardId};
 use crate::walk::Bounds;
 
-/// Chains of indexes that one step looks at, at most: some 1500 keys.
+/// Chains of indexes that one step visits, at most: some 1500 keys.
 pub const WALK_CHAINS: usize = 256;
 
 /// Bytes of keys with which a page of SCAN ends.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// What a step looks at. Bytes are those of keys, or of entries where values are wanted.
+/// The bounds of a step. Bytes are those of keys, or of entries where values are wanted.
 const STEP: Bounds = Bounds {
     keys: usize::MAX,
     bytes: 1 << 20,
@@ -33,7 +33,7 @@ enum What {
     /// DBSIZE.
     Count,
     Keys,
-    /// SCAN, with how many keys and chains it still looks at.
+    /// SCAN, with how many keys and chains it still visits.
     Scan {
         count: usize,
         chains: usize,
@@ -147,12 +147,12 @@ fn read(reply: Reply) -> Answer {
     Answer::Read(vec![reply])
 }
 
-/// Requests that look at everything, in order. The first is under way once all that was submitted
+/// Requests that scan everything, in order. The first is in progress once all that was submitted
 /// before it has ended.
 pub(super) struct Walks {
     waiting: VecDeque<Walk>,
     current: Option<Walk>,
-    /// What may still be looked at in this step.
+    /// What may still be visited in this step.
     left: Bounds,
 }
 
@@ -231,8 +231,8 @@ impl Worker {
         self.walk_on();
     }
 
-    /// Goes on with what looks at everything, as far as this step may; answers whether something is
-    /// under way.
+    /// Continues requests that scan everything, as far as this step may; returns whether one is in
+    /// progress.
     pub(super) fn walk_on(&mut self) -> bool {
         while !self.walks.is_used_up() {
             let Some(mut walk) = self.walks.current.take().or_else(|| self.next_walk()) else {
@@ -311,7 +311,7 @@ impl Worker {
         None
     }
 
-    /// Looks at the next keys.
+    /// Reads the next keys.
     fn keys_on(&mut self, walk: &mut Walk) -> Option<Answer> {
         let mut bounds = self.walks.left;
         if let What::Scan { count, chains, .. } = walk.what {
@@ -352,7 +352,7 @@ impl Worker {
         })
     }
 
-    /// Looks at the next values.
+    /// Reads the next values.
     fn digest_on(&mut self, walk: &mut Walk) -> Option<Answer> {
         let mut sum = 0u64;
         let visited = self

@@ -1,5 +1,5 @@
-//! Clusters on the simulated fabric under crashes of one server and of all, compared with what
-//! clients were told.
+//! Clusters on the simulated fabric under crashes of one server and of all, compared with the
+//! replies to clients.
 
 mod model;
 mod world;
@@ -196,9 +196,9 @@ fn servers_fail_one_after_the_other_and_join_again() {
     );
 }
 
-/// A primary fails while another server joins its shards. What it had under way may be durable at
-/// who joins and nowhere else: it is either seen by everybody from then on or by nobody, also once
-/// that copy has become a full one.
+/// A primary fails while another server joins its shards. What it had in flight may be durable at
+/// the joining server and nowhere else: it is either seen by all clients from then on or by none,
+/// also once that copy has become a full one.
 #[test]
 fn a_primary_fails_while_a_server_joins() {
     each(
@@ -235,7 +235,7 @@ fn a_primary_fails_while_a_server_joins() {
     );
 }
 
-/// Who joins is asked for what a failed primary had under way, and fails as well before it has
+/// Who joins is asked for what a failed primary had in flight, and fails as well before it has
 /// answered.
 #[test]
 fn a_server_that_joins_fails_right_after_the_primary() {
@@ -264,8 +264,8 @@ fn a_server_that_joins_fails_right_after_the_primary() {
     );
 }
 
-/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: whoever has
-/// committed waits for whom has not, clients with them, and nothing is lost.
+/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: servers that
+/// have committed wait for those that have not, clients with them, and nothing is lost.
 #[test]
 fn a_commitment_that_fails_is_repeated() {
     each(Plan::new, 1200..1203, |world| {

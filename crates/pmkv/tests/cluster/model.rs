@@ -6,7 +6,7 @@ use std::collections::HashMap;
 #[derive(Clone, Debug)]
 pub struct Write {
     pub start: u64,
-    /// `None` while, or if for ever, its outcome is not known.
+    /// `None` while, or if it never ends, its outcome is not known.
     pub end: Option<u64>,
     pub value: Option<Vec<u8>>,
     /// Refused: certainly not done.

@@ -1,5 +1,5 @@
-//! A cluster on the simulated fabric, its clients, and whoever decides configurations. Everything
-//! follows from a seed.
+//! A cluster on the simulated fabric, its clients, and the one that decides configurations.
+//! Everything follows from a seed.
 
 mod check;
 mod fill;

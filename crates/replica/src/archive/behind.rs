@@ -11,8 +11,8 @@ use super::replay::ReplayError;
 /// stamp.
 pub(super) const STEP_BACK_MS: u64 = 5_000;
 
-/// Looks at the entries of a log behind `after`; the latest stamp up to that one is `latest_ms`.
-/// Answers how many of them no file has: it is not their lack that a restore to before them should
+/// Checks the entries of a log behind `after`; the latest stamp up to that one is `latest_ms`.
+/// Returns how many of them no file has: it is not their lack that a restore to before them should
 /// fail for.
 ///
 /// # Errors
@@ -52,7 +52,7 @@ pub(super) fn check(
     }
 }
 
-/// The last entry of a log behind `after` that is stamped up to a moment, whatever is stamped
+/// The last entry of a log behind `after` that is stamped up to a given time, whatever is stamped
 /// before it; `after` if none is.
 pub(super) fn last_stamped(archive_dir: &ArchiveDir, log: u16, after: u64, until_ms: u64) -> u64 {
     let mut last = after;

@@ -104,7 +104,7 @@ enum ArchiveState {
     Unknown,
     /// The archive goes on where they end.
     Ours,
-    /// They are of another history, and nothing is written; how that is told.
+    /// They are of another history, and nothing is written; how that is reported.
     Foreign(String),
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Archive {
 
 impl Archive {
     /// Goes on where the files end; refuses those of another history. A directory that does not
-    /// open now is looked at when it does.
+    /// open now is checked when it does.
     pub(crate) fn new(writer: ArchiveWriter, logs: &[PhysicalLog]) -> Result<Archive, StartError> {
         let lanes = logs
             .iter()
@@ -166,8 +166,8 @@ impl Archive {
         }
     }
 
-    /// Which of the entries that a log wants to let go of may go: those in sealed files. The others
-    /// should get there soon.
+    /// Which of the entries that a log wants to free may be freed: those in sealed files. The
+    /// others should get there soon.
     pub(crate) fn hold(&mut self, log: u16, through: u64, now_us: u64) -> u64 {
         match self.ownership {
             ArchiveState::Unknown => return 0,

@@ -18,7 +18,7 @@ pub(super) struct Opening {
     replica: u64,
     logs: u16,
     /// Nothing has ever been seen in the directory's place. What was there and is gone comes back
-    /// by itself: a new directory would pass for an archive that begins.
+    /// without action here: a new directory would pass for an archive that begins.
     may_create: bool,
 }
 

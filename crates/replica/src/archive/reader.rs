@@ -42,7 +42,7 @@ pub enum ArchiveError {
         /// What is wrong.
         what: String,
     },
-    /// Nobody has archived these entries.
+    /// No replica has archived these entries.
     #[error("entries {from} to {to} of log {log} are in no archive file; the next one is {next}{}", if *.noted { ", which says that they had left the log before they were archived" } else { "" })]
     Gap {
         /// The log.
@@ -229,7 +229,7 @@ impl LogReader<'_> {
     }
 
     /// The latest stamp up to the entry before the next one, by the files that hold that; 0 if
-    /// there is none. For whoever has read nothing.
+    /// there is none. For a reader that has read nothing.
     pub fn stamp_before_end(&self) -> u64 {
         let last = self.next - 1;
         let files = self.archive_dir.of(self.log);

@@ -48,7 +48,7 @@ impl EntrySource for LogReader<'_> {
     }
 }
 
-/// Entries of a log looked at before they are applied.
+/// Entries of a log read before they are applied.
 const AHEAD: usize = 256;
 /// Payload bytes of them.
 const AHEAD_BYTES: usize = 4 << 20;
@@ -92,8 +92,8 @@ pub struct Place {
     pub held: u64,
     /// What comes next in the archive.
     pub left_out: Option<FirstExcluded>,
-    /// Entries behind the cut whose stamps were to be looked at, but are damaged or missing.
-    /// Nothing of them is needed.
+    /// Entries behind the cut whose stamps were to be checked, but are damaged or missing. Nothing
+    /// of them is needed.
     pub unseen: u64,
 }
 
@@ -324,7 +324,7 @@ struct Run<'a> {
     entries: u64,
     /// How many times [`AHEAD`] is read ahead.
     ahead: usize,
-    /// The book has been told that nothing follows.
+    /// The gang table was notified that nothing follows.
     is_final: bool,
     given_up: u64,
 }
@@ -470,7 +470,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Applies what can be; answers whether anything moved.
+    /// Applies what can be; returns whether anything moved.
     fn advance(&mut self) -> Result<bool, ReplayError> {
         let mut moved = false;
         for log in 0..self.lanes.len() {

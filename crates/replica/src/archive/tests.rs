@@ -278,7 +278,7 @@ fn a_damaged_newest_file_is_archived_again() {
 }
 
 #[test]
-fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
+fn damage_is_reported_with_file_and_range_unless_another_node_has_it() {
     let (ours, theirs) = (
         tempfile::tempdir().expect("dir"),
         tempfile::tempdir().expect("dir"),
@@ -335,7 +335,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     let mut words = name.split('.').skip(2);
     let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
     assert_eq!((Some(from), Some(to)), (number(), number()));
-    assert!(!noted, "nobody knew of it");
+    assert!(!noted, "no reader knew of it");
     healed("a missing file");
     // The same entries with other terms are another history.
     let error = archive_dir(&alone).read(0, 1, 99).next_entry();
@@ -346,7 +346,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
 }
 
 #[test]
-fn a_gap_that_the_node_knew_of_is_told_as_such() {
+fn a_gap_that_the_node_knew_of_is_reported_as_such() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(3), 1, 60, false);
     let settings = settings(directory.path(), 1 << 20);
@@ -372,7 +372,7 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
 }
 
 #[test]
-fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
+fn a_failing_disk_is_reported_and_entries_handed_out_are_discarded() {
     let directory = tempfile::tempdir().expect("directory");
     let place = directory.path().join("archive");
     let all = history(&mut Random(4), 1, 60, false);

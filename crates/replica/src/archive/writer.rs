@@ -1,6 +1,6 @@
 //! The archive's thread: it alone touches the directory. A file that cannot be written is given up
-//! with everything behind it that was handed out, and the loop is told to begin again behind the
-//! last sealed one.
+//! with everything behind it that was handed out, and the loop has to begin again behind the last
+//! sealed one.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -25,7 +25,7 @@ use crate::config::Config;
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
 /// How long the end waits for it.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
-/// A failure that lasts is told again.
+/// A failure that lasts is logged again.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// Consecutive entries of a log, without checksums.
@@ -47,7 +47,7 @@ enum Job {
     Close,
 }
 
-/// What the thread tells of a log.
+/// What the thread reports about a log.
 #[derive(Clone, Default)]
 pub(super) struct State {
     /// There were files when the directory was opened, readable or not.
@@ -144,7 +144,7 @@ impl ArchiveWriter {
         })
     }
 
-    /// Waits until the directory has been tried once, within reason. Answers whether it is open.
+    /// Waits until the directory has been tried once, within reason. Returns whether it is open.
     pub(super) fn wait_open(&self) -> bool {
         let until = Instant::now() + OPEN_WITHIN;
         while !self.shared.open_attempted.load(Ordering::Acquire) && Instant::now() < until {
@@ -200,7 +200,7 @@ impl ArchiveWriter {
         self.send(Job::Write(part));
     }
 
-    /// Asks for a sealed file, unless that waits to be done already; answers whether it did not.
+    /// Asks for a sealed file, unless that waits to be done already; returns whether it did not.
     pub(super) fn seal(&self, log: u16) -> bool {
         let asked = &self.shared.sealing[usize::from(log)];
         let new = !asked.swap(true, Ordering::AcqRel);
@@ -365,8 +365,8 @@ impl Thread {
             let length = ENTRY_BYTES + entry.length as usize;
             let (whole, behind) = std::mem::take(&mut rest).split_at_mut(length);
             if payload_crcs.next() != Some(&crc32c_of(&whole[ENTRY_BYTES..])) {
-                // A checksum of the file's would make it look right for ever. What is before it is
-                // sound.
+                // A checksum of the file's would make it look right permanently. What is before it
+                // is sound.
                 if draft.end.entries > 0 {
                     self.finish(part.log)?;
                 }

@@ -171,8 +171,8 @@ mod tests {
     }
 
     /// Reports are lost, late and doubled; processes restart; a minority loses its storage at any
-    /// time. Whoever has voted and lost its storage never becomes a founder again, and the others
-    /// found the cluster.
+    /// time. A replica that has voted and lost its storage never becomes a founder again, and the
+    /// others found the cluster.
     #[test]
     fn no_wiped_founder_votes_again_and_the_others_go_on() {
         let (mut wiped_voters, mut recovered) = (0, 0);

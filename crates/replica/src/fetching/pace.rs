@@ -58,8 +58,8 @@ impl Pace {
     }
 
     /// Whether so many bytes more may be on their way beside these. One piece always may.
-    pub fn has_room(&self, under_way: u64, bytes: u32) -> bool {
-        under_way == 0 || under_way + u64::from(bytes) <= self.window
+    pub fn has_room(&self, in_flight: u64, bytes: u32) -> bool {
+        in_flight == 0 || in_flight + u64::from(bytes) <= self.window
     }
 
     /// How long a piece may take until it is asked for again.

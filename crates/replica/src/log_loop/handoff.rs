@@ -91,7 +91,7 @@ pub(crate) struct LoanedLog {
     pub(crate) pending_commits: PendingGangCommits,
     /// Why requests are refused, if they are.
     pub(crate) refusal: Option<Outcome>,
-    /// Something is under way that concerns all logs: this one is left alone.
+    /// Something is in progress that concerns all logs: this one is left alone.
     pub(crate) paused: bool,
     /// Per log the last term in which this replica led.
     pub(crate) led: Arc<[u64]>,
@@ -120,7 +120,7 @@ pub(crate) enum LogOwner {
 
 struct HandoffState<T> {
     value: Option<T>,
-    /// Whoever has it will not put it down any more.
+    /// The current owner will never return it.
     abandoned: bool,
     /// By mover, whether it waits.
     waits: [bool; 2],
@@ -128,7 +128,7 @@ struct HandoffState<T> {
     last: LogOwner,
 }
 
-/// Where a log lies while nobody moves it.
+/// Where a log lies while neither loop moves it.
 pub(crate) struct FairHandoff<T> {
     place: Mutex<HandoffState<T>>,
     changed: Condvar,
@@ -159,7 +159,7 @@ impl<T> FairHandoff<T> {
         }
     }
 
-    /// Whoever has it keeps it, or is gone with it: nobody waits for it any more.
+    /// The current owner keeps it, or is gone with it: no loop waits for it any more.
     pub(crate) fn abandon(&self) {
         lock(&self.place).abandoned = true;
         self.changed.notify_all();
@@ -268,7 +268,7 @@ pub(crate) struct LoopChannel {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Letters stay readable whoever panicked.
+    // Messages stay readable after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -300,7 +300,7 @@ impl LoopChannel {
         }
     }
 
-    /// Where the two loops are woken; without, they look by themselves.
+    /// Where the two loops are woken; without, they poll.
     pub(crate) fn connect(&self, replica_waker: Arc<Waker>, log_waker: Arc<Waker>) {
         let _ = (
             self.replica_waker.set(replica_waker),
@@ -330,12 +330,12 @@ impl LoopChannel {
         lock(&self.requests).push(request);
     }
 
-    /// Requests that nobody has taken yet.
+    /// Requests that were not taken yet.
     pub(crate) fn asked(&self) -> usize {
         lock(&self.requests).len()
     }
 
-    /// In the order in which they were made. For whoever has the log in hand.
+    /// In the order in which they were made. For the log's current owner.
     pub(crate) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut lock(&self.requests))
     }
@@ -364,7 +364,7 @@ impl LoopChannel {
         self.refused.swap(0, Ordering::Relaxed)
     }
 
-    /// The replica has stopped: nobody is told anything any more, and who waits learns that.
+    /// The replica has stopped: no caller is notified any more, and waiting callers learn that.
     pub(crate) fn close(&self) {
         let mut callers = lock(&self.callers);
         callers.closed = true;
@@ -400,8 +400,8 @@ impl LoopChannel {
         if self.has_ended() {
             return wake(&self.replica_waker);
         }
-        // Whoever has written before it sees it awake is read: it looks once more after it has said
-        // that it sleeps.
+        // A message written before the writer saw it awake is read: it looks once more after it has
+        // said that it sleeps.
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
             wake(&self.log_waker);
@@ -443,13 +443,13 @@ impl LoopChannel {
         *lock(&self.figures)
     }
 
-    /// Nobody runs the log's loop any more.
+    /// No thread runs the log's loop any more.
     pub(crate) fn mark_ended(&self) {
         self.ended.store(true, Ordering::Release);
         wake(&self.replica_waker);
     }
 
-    /// Whether nobody runs the log's loop.
+    /// Whether no thread runs the log's loop.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_has_the_next_turn() {
+    fn a_waiting_loop_has_the_next_turn() {
         let (cell, turns) = (
             FairHandoff::new(),
             [AtomicUsize::new(0), AtomicUsize::new(0)],
@@ -481,7 +481,7 @@ mod tests {
         cell.put(0usize);
         let play = |mover: LogOwner| {
             for _ in 0..5_000 {
-                let count = cell.take(mover).expect("nobody is gone");
+                let count = cell.take(mover).expect("no thread has ended");
                 turns[mover as usize].fetch_add(1, Ordering::Relaxed);
                 cell.put(count + 1);
             }
@@ -494,18 +494,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_lets_go_of_the_cpu_keeps_nobody_out() {
+    fn a_loop_that_never_yields_does_not_starve_the_other() {
         let (cell, stop) = (FairHandoff::new(), AtomicBool::new(false));
         cell.put(0u64);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let count = cell.take(LogOwner::LogLoop).expect("nobody is gone");
+                    let count = cell.take(LogOwner::LogLoop).expect("no thread has ended");
                     cell.put(count + 1);
                 }
             });
             for _ in 0..1_000 {
-                let before = cell.take(LogOwner::ReplicaLoop).expect("nobody is gone");
+                let before = cell
+                    .take(LogOwner::ReplicaLoop)
+                    .expect("no thread has ended");
                 cell.put(before);
             }
             stop.store(true, Ordering::Relaxed);
@@ -513,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_waited_for_by_nobody() {
+    fn an_abandoned_log_ends_the_wait() {
         let cell = FairHandoff::<u8>::new();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| cell.take(LogOwner::ReplicaLoop));
@@ -549,7 +551,7 @@ mod tests {
         assert_eq!(call(1), []);
         assert_eq!(call(2), []);
         assert_eq!(call(3), [(3, Outcome::Busy)]);
-        assert_eq!(mailbox.asked(), 2, "nobody is asked for it");
+        assert_eq!(mailbox.asked(), 2, "it is not requested");
         mailbox.reply(&mut vec![(1, Outcome::Done(Reply::Ok))]);
         assert_eq!(call(4), [(1, Outcome::Done(Reply::Ok))]);
         assert_eq!(call(5), [(5, Outcome::Busy)]);
@@ -575,7 +577,7 @@ mod tests {
         assert_eq!(
             pending_commits.stop(),
             Some(6),
-            "nobody passes a gang alone"
+            "no log passes a gang alone"
         );
         assert!(pending_commits.has_gangs());
         pending_commits.tell(0, &mut gang_table);

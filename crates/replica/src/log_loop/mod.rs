@@ -5,7 +5,7 @@
 //!   replica's loop   take all logs → step → lend them        gangs, elections, checkpoints, members, timers, the Redis protocol
 //!   log's loop       take its log  → step → put it down      entries, acknowledgements and commands of this log alone
 //! ```
-//! A log is moved by whoever has taken it; both loops do the same things with it, in the same
+//! A log is moved by the loop that has taken it; both loops do the same things with it, in the same
 //! order, by the same code. What concerns more than its log, the log's loop hands over. So a gang,
 //! a vote or a checkpoint never meets a log that is moving, and what an own loop adds is nothing
 //! but a way around the other one.
@@ -54,7 +54,7 @@ const SILENCE_US: u64 = 3 * TOUCH_US;
 /// Tickets of the thread that runs the loop.
 pub(crate) const HOSTS: Ticket = 1 << 63;
 
-/// What a log's loop is told once.
+/// What a log's loop receives once.
 struct Settings {
     own: u64,
     logs: usize,
@@ -158,7 +158,7 @@ impl LogLoop {
             return Err(NodeError::LoopEnded(self.log));
         };
         self.holds = true;
-        // Nobody may have seen a later time than whoever moves the log.
+        // No loop may have seen a later time than the log's current owner.
         let now = clock();
         let moved = self.with(&mut turn, now);
         let led = Arc::clone(&turn.led);
@@ -233,7 +233,7 @@ impl LogLoop {
         Ok(work)
     }
 
-    /// The port learns where everybody is, and makes itself known where nobody has answered yet.
+    /// The port learns where everybody is, and makes itself known where no member has answered yet.
     fn connect_members(&mut self, members: &Arc<[Member]>) {
         if Arc::ptr_eq(&self.members, members) {
             return;

@@ -26,12 +26,12 @@ pub(crate) struct LogHandle {
     pub(crate) mailbox: Arc<LoopChannel>,
     /// Answers were sent down in this step.
     rings: bool,
-    /// Requests lay in the box when it was last looked at.
+    /// Requests lay in the mailbox when it was last checked.
     waited: bool,
 }
 
-/// The replica ends, however: nobody who runs the log's loop waits for the log, and nobody who
-/// asked it for an answer.
+/// The replica ends, however: neither the thread of the log's loop waits for the log, nor a caller
+/// for an answer.
 impl Drop for LogHandle {
     fn drop(&mut self) {
         self.log_handoff.abandon();
@@ -84,8 +84,8 @@ impl LoanedLogs {
 }
 
 impl Node {
-    /// The logs' own loops, for whoever runs them; each only once. None unless the configuration
-    /// wants them.
+    /// The logs' own loops, for the threads that run them; each only once. None unless the
+    /// configuration wants them.
     pub fn take_log_loops(&mut self) -> Vec<LogLoop> {
         std::mem::take(&mut self.lanes)
     }
@@ -102,7 +102,7 @@ impl Node {
         if self.loaned_logs.log_handles.is_empty() {
             return;
         }
-        // A log may have been won since its reads were looked at.
+        // A log may have been won since its reads were checked.
         for (led, log) in self.led.iter_mut().zip(&self.logs) {
             if log.group.is_leader() {
                 *led = log.group.term();
@@ -298,7 +298,7 @@ impl Node {
         }
     }
 
-    /// Tells whoever asked a log's own loop: its host through that loop, other threads at once.
+    /// Completes a request to a log's own loop: its host through that loop, other threads at once.
     pub(crate) fn complete_direct(&mut self, log: u16, ticket: Ticket, outcome: Outcome) {
         match self.loaned_logs.log_handles.get_mut(usize::from(log)) {
             Some(post) if ticket & HOSTS > 0 => {
@@ -309,8 +309,8 @@ impl Node {
         }
     }
 
-    /// Takes in what has waited in a box since the last upkeep: whoever runs the log's loop is busy
-    /// elsewhere, and perhaps waits for just that.
+    /// Takes in what has waited in a box since the last upkeep: the thread of the log's loop is
+    /// busy elsewhere, and perhaps waits for just that.
     pub(crate) fn drain_stale_mailboxes(&mut self) {
         for log in 0..self.loaned_logs.log_handles.len() {
             let refused = self.loaned_logs.log_handles[log].mailbox.take_refused();

@@ -33,7 +33,7 @@ pub struct LogThread {
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
-    /// Where the replica has a thread of its own for it, made there.
+    /// Where the replica has its own thread for it and priorities are boosted, made there.
     watchdog: Option<Watchdog>,
 }
 
@@ -93,7 +93,7 @@ impl LogThread {
     fn watch(&mut self, patience: Duration, times: &Arc<AtomicU64>) {
         match Watchdog::start(patience, Arc::clone(times)) {
             Ok(watchdog) => self.watchdog = Some(watchdog),
-            Err(error) => tracing::warn!(%error, "nobody watches a thread of the logs"),
+            Err(error) => tracing::warn!(%error, "the watchdog watches no thread of the logs"),
         }
     }
 
@@ -191,7 +191,7 @@ impl Drop for LogThread {
     }
 }
 
-/// Running loops. Dropping it stops them; each log stays with whoever has it in hand.
+/// Running loops. Dropping it stops them; each log stays with its current owner.
 pub(crate) struct LogThreads {
     stop: Arc<AtomicBool>,
     log_handoffs: Vec<Arc<FairHandoff<Box<LoanedLog>>>>,
@@ -199,15 +199,15 @@ pub(crate) struct LogThreads {
 }
 
 impl LogThreads {
-    /// Starts a thread for each of these loops, which is to begin a turn at least every `patience`
-    /// while there is work; how often they had to be helped to it is added to `helped`.
+    /// Starts a thread for each of these loops. With `watch`, each is to begin a turn at least
+    /// every so long while there is work; how often they had to be helped is counted there.
     ///
     /// # Errors
     /// When the system grants no thread.
     pub(crate) fn start(
         loops: Vec<LogThread>,
         config: &Config,
-        (patience, helped): (Duration, Arc<AtomicU64>),
+        watch: Option<(Duration, Arc<AtomicU64>)>,
     ) -> io::Result<LogThreads> {
         let mut crew = LogThreads {
             stop: Arc::new(AtomicBool::new(false)),
@@ -219,13 +219,15 @@ impl LogThreads {
             let log_handoffs = own.lanes.iter().map(|lane| Arc::clone(&lane.log_handoff));
             crew.log_handoffs.extend(log_handoffs);
             let cpu = config.log_cpus.get(position).copied();
-            let helped = Arc::clone(&helped);
+            let watch = watch.clone();
             let run = move || {
                 if let Some(cpu) = cpu {
                     pin(cpu);
                 }
-                own.watch(patience, &helped);
-                // An error has been told to the replica's loop, which ends with it.
+                if let Some((patience, helped)) = &watch {
+                    own.watch(*patience, helped);
+                }
+                // An error was reported to the replica's loop, which ends with it.
                 while !stop.load(Ordering::Relaxed) && own.turn(LONGEST_WAIT).is_ok() {}
             };
             let thread = std::thread::Builder::new()
@@ -237,8 +239,8 @@ impl LogThreads {
     }
 }
 
-/// A thread looks whether it is to stop, or has missed something, at least so often. Whoever has
-/// something for it wakes it; a node with nothing to do has many such threads.
+/// A thread looks whether it is to stop, or has missed something, at least so often. A message for
+/// it wakes it; a node with nothing to do has many such threads.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 impl Drop for LogThreads {
@@ -249,7 +251,7 @@ impl Drop for LogThreads {
             .iter()
             .for_each(|log_handoff| log_handoff.abandon());
         for (waker, thread) in self.threads.drain(..) {
-            // The thread looks by itself before long.
+            // The thread polls before long.
             let _ = waker.wake();
             // A panic has been reported by its hook, and to the replica's loop by `LogThread`.
             let _ = thread.join();

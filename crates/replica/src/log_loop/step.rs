@@ -222,8 +222,8 @@ impl LogStep<'_> {
         while let Some((peer, body)) = self.log_loop.backlog.pop_front() {
             self.turn.active_us = self.now.steady_us;
             self.client_requests(door, peer, &body);
-            let looked_at = self.turn.counters.writes + self.turn.counters.reads - before;
-            if looked_at >= STEP_REQUESTS && self.log_loop.backlog.len() <= BACKLOG {
+            let checked = self.turn.counters.writes + self.turn.counters.reads - before;
+            if checked >= STEP_REQUESTS && self.log_loop.backlog.len() <= BACKLOG {
                 break;
             }
         }
@@ -342,7 +342,7 @@ impl LogStep<'_> {
                     read_budget.consume(&reply);
                     self.end(read.origin, Outcome::Done(reply));
                 }
-                // What the store refuses is told by the replica's loop, which asks it again.
+                // What the store refuses is reported by the replica's loop, which asks it again.
                 Err(
                     ApplyError::WouldBlock
                     | ApplyError::ClockBehind
@@ -359,7 +359,7 @@ impl LogStep<'_> {
         Ok(())
     }
 
-    /// Whoever came through another door is answered there.
+    /// A request that came through another port is answered there.
     fn route_answers(&mut self) -> usize {
         let door_here = self.log_loop.log as u16 + 1;
         let refuses = self.readiness().is_err();
@@ -374,7 +374,7 @@ impl LogStep<'_> {
         let counters = &mut self.turn.counters;
         for (origin, outcome) in answers.drain(..) {
             match origin {
-                Origin::Nobody => {}
+                Origin::Internal => {}
                 Origin::Direct { log, ticket }
                     if usize::from(log) + 1 == usize::from(door_here) =>
                 {

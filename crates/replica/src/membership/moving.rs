@@ -1,7 +1,7 @@
 //! A member that moves. A record with a wrong address is a member less, and without a majority it
 //! cannot be replaced; so the leader proposes it only once the member has answered at the new
-//! address: whoever answers has its id and the nodes' key. What was forced, and wrong, is undone by
-//! [`Config::member_addresses`].
+//! address: the answering machine has its id and the nodes' key. What was forced, and wrong, is
+//! undone by [`Config::member_addresses`].
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(super) struct PendingMove {
     request: MemberRequest,
 }
 
-/// Where a member's packets go: as the record says, unless this node was told otherwise.
+/// Where a member's packets go: as the record says, unless this node is configured otherwise.
 pub(super) fn packet_address(config: &Config, id: u64, recorded: SocketAddr) -> SocketAddr {
     let told = config.member_addresses.iter().find(|(of, _)| *of == id);
     told.map_or(recorded, |(_, address)| *address)
@@ -66,7 +66,7 @@ impl Node {
             return self.propose_record(Origin::Local(ticket), record);
         };
         if self.membership.moving.is_some() {
-            let refused = (ticket, MemberError::UnderWay);
+            let refused = (ticket, MemberError::InProgress);
             return self.membership.refused.push(refused);
         }
         let now_us = self.now_us();

@@ -1,7 +1,7 @@
 //! A replica that has lost its memory and was started with `--join` under its old id, or again
 //! after that. It asks whether it is known; who leads a log says what it knows of it, and the
-//! replica finds by itself whether it can be true: nobody acknowledges more than he holds durably,
-//! and nobody votes who was not sent the log before.
+//! replica finds out alone whether it can be true: no replica acknowledges more than it holds
+//! durably, and none votes that was not sent the log before.
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_wire::codec::DecodeError;

@@ -61,13 +61,15 @@ pub enum MemberRequest {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
     /// The state machine cannot keep the record.
-    #[error("this engine keeps no record of members")]
+    #[error("this engine keeps no record of members; the engines rocksdb and memory do")]
     NoRecord,
     /// One change at a time.
-    #[error("another change of the members is under way; try again when it is over")]
-    UnderWay,
+    #[error(
+        "another change of the members is in progress: give the command again when it is over (`ctl member list` shows it)"
+    )]
+    InProgress,
     /// Ids are given once.
-    #[error("id {id} has been used before; the next free one is {next}")]
+    #[error("id {id} has been used before; the next free one is {next}: give that")]
     Used {
         /// The id asked for.
         id: u64,
@@ -75,17 +77,32 @@ pub enum MemberError {
         next: u64,
     },
     /// Ids have 16 bits.
-    #[error("id {0} is outside 1..=65535")]
+    #[error("id {0} is outside 1..=65535; `ctl member list` shows the ids in use")]
     BadId(u64),
     /// An address that another member has.
-    #[error("address {0} is another member's")]
-    AddressTaken(SocketAddr),
-    /// An address at which nobody can be reached.
-    #[error("nobody can be reached at {0}: give the address and port of the member's own machine")]
+    #[error(
+        "address {address} is member {id}'s: give another address, or move or remove member {id} first"
+    )]
+    AddressTaken {
+        /// The address.
+        address: SocketAddr,
+        /// The member that has it.
+        id: u64,
+    },
+    /// An address at which no machine can be reached.
+    #[error(
+        "no machine can be reached at {0}: give the address and port of the member's own \
+        machine"
+    )]
     BadAddress(SocketAddr),
     /// No such member.
-    #[error("{0} is no member; `ctl member list` shows who is")]
-    NoMember(u64),
+    #[error("{id} is no member: give one of {} (`ctl member list`)", listed(.members))]
+    NoMember {
+        /// The id asked for.
+        id: u64,
+        /// The members' ids.
+        members: Vec<u64>,
+    },
     /// It was asked whether it is there, and did not answer.
     #[error(
         "member {id} does not answer at {packet}: start it there first, with its new addresses in its own configuration \
@@ -99,7 +116,7 @@ pub enum MemberError {
     },
     /// An id so high that few would be left.
     #[error(
-        "id {id} leaves out too many: the next free one is {next}, and {most} the highest that may be used now"
+        "id {id} leaves out too many: the next free one is {next}, and {most} the highest that may be used now: give {next}"
     )]
     TooHigh {
         /// The id asked for.
@@ -109,14 +126,22 @@ pub enum MemberError {
         /// The highest.
         most: u64,
     },
-    /// Nobody would vote.
-    #[error("nobody would be left to vote")]
-    NobodyLeft,
+    /// No replica would vote.
+    #[error(
+        "no replica would be left to vote: let another member vote first (`ctl member promote`)"
+    )]
+    NoVoterLeft,
     /// A cluster has a bounded number of members.
-    #[error("a cluster has at most {MOST_MEMBERS} members")]
+    #[error(
+        "a cluster has at most {MOST_MEMBERS} members: remove one first (`ctl member remove`), or replace one (`ctl member \
+         replace`)"
+    )]
     TooMany,
     /// The members left could not go on.
-    #[error("only {alive} of the {voters} members that would be left to vote are heard from")]
+    #[error(
+        "only {alive} of the {voters} members that would be left to vote are heard from: start the others first (`ctl \
+         member list` shows which)"
+    )]
     NoMajority {
         /// Heard from, the leader included.
         alive: usize,
@@ -124,7 +149,10 @@ pub enum MemberError {
         voters: usize,
     },
     /// It cannot vote before it has what it votes on.
-    #[error("{id} does not have all of log {log} yet; try again later")]
+    #[error(
+        "{id} does not have all of log {log} yet: it must run and catch up (`ctl member list` shows how far it is); then \
+         give the command again"
+    )]
     Behind {
         /// The member.
         id: u64,
@@ -132,14 +160,22 @@ pub enum MemberError {
         log: u16,
     },
     /// The members' addresses are not known.
-    #[error("the address of member {0} is not in this node's configuration")]
+    #[error(
+        "the address of member {0} is not in this node's configuration: add it to cluster.members and start the node \
+         again"
+    )]
     NoAddress(u64),
+}
+
+fn listed(ids: &[u64]) -> String {
+    let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+    ids.join(", ")
 }
 
 impl MemberError {
     /// Whether the same may be taken later.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, MemberError::UnderWay | MemberError::Behind { .. })
+        matches!(self, MemberError::InProgress | MemberError::Behind { .. })
     }
 }
 
@@ -173,7 +209,10 @@ impl MemberRequest {
         let mut list = members.to_vec();
         let place = |list: &[Replica], id: u64| {
             let place = list.iter().position(|replica| replica.id == id);
-            place.ok_or(MemberError::NoMember(id))
+            place.ok_or_else(|| MemberError::NoMember {
+                id,
+                members: list.iter().map(|replica| replica.id).collect(),
+            })
         };
         match *self {
             MemberRequest::Add { id, packet, redis } => {
@@ -208,7 +247,7 @@ impl MemberRequest {
             }
         }
         if list.iter().all(|replica| replica.learner) {
-            return Err(MemberError::NobodyLeft);
+            return Err(MemberError::NoVoterLeft);
         }
         Ok(list)
     }
@@ -259,13 +298,16 @@ fn check_addresses<'a>(
     if let Some(address) = [Some(packet), redis].into_iter().flatten().find(nobodys) {
         return Err(MemberError::BadAddress(address));
     }
-    if others.clone().any(|other| other.packet == packet) {
-        return Err(MemberError::AddressTaken(packet));
-    }
+    let taken = |address: SocketAddr, other: Option<&Replica>| match other {
+        Some(other) => Err(MemberError::AddressTaken {
+            address,
+            id: other.id,
+        }),
+        None => Ok(()),
+    };
+    taken(packet, others.clone().find(|other| other.packet == packet))?;
     match redis {
-        Some(redis) if others.any(|other| other.redis == Some(redis)) => {
-            Err(MemberError::AddressTaken(redis))
-        }
-        _ => Ok(()),
+        Some(redis) => taken(redis, others.find(|other| other.redis == Some(redis))),
+        None => Ok(()),
     }
 }

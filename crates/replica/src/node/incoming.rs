@@ -11,13 +11,13 @@ use crate::intake::Intake;
 pub(crate) const RECEIVE_BURST: usize = 256;
 /// Bytes of them; the last call may bring more.
 pub(crate) const RECEIVE_BYTES: usize = 1 << 20;
-/// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one
+/// Fewer datagrams than this, and the port is taken to be empty: another poll of it would be one
 /// more system call before what came is answered. What has come since is for the next step.
 pub(crate) const FEW: usize = 8;
-/// Commands and reads of native clients that one step looks at. A step is short, however much is
+/// Commands and reads of native clients that one step processes. A step is short, however much is
 /// asked: heartbeats and acknowledgements wait for its end.
 pub(crate) const STEP_REQUESTS: u64 = 256;
-/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and
+/// Messages of clients that may wait to be processed. Beyond, a step processes more requests, and
 /// refuses what the logs do not take.
 pub(crate) const BACKLOG: usize = 256;
 
@@ -47,8 +47,8 @@ impl Node {
         while let Some((door, peer, body)) = self.backlog.pop_front() {
             self.active_us = self.now.steady_us;
             self.client_requests(door, peer, &body);
-            let looked_at = self.counters.writes + self.counters.reads - before;
-            if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
+            let checked = self.counters.writes + self.counters.reads - before;
+            if checked >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! What becomes of commands whose entries are under way when leadership is.
+//! What becomes of commands whose entries are in flight when leadership is lost.
 
 use super::*;
 
@@ -33,7 +33,7 @@ impl PhysicalLog {
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
         // A gang that is committed here may wait for another log's leader, and what is committed
-        // behind it waits too: for ever, where this replica has been removed since. Nothing is
+        // behind it waits too: without end, where this replica has been removed since. Nothing is
         // decided by telling their clients. The same holds where the store takes nothing.
         let stands = stop.is_some() && stop == self.apply_queue.front().map(|e| e.entry.index);
         if (stands && self.applying == 0) || self.stalled {
@@ -113,7 +113,7 @@ impl PhysicalLog {
         gangs
     }
 
-    /// Answers "unknown" for what has been under way for too long, but not for what this replica
+    /// Answers "unknown" for what has been in flight for too long, but not for what this replica
     /// itself, as leader, is about to commit: unless its flash or store takes nothing.
     fn give_up_late(&mut self, now_us: u64, answers: &mut Vec<(Origin, Outcome)>) {
         let commits = self.group.is_leader() && !self.stalled;

@@ -1,15 +1,15 @@
-//! What a log tells of itself in the node's log, each thing once.
+//! What a log reports about itself in the node's log, each thing once.
 
 use cyclone_consensus::{LeaderChange, StepError};
 
 use super::PhysicalLog;
 
-/// What has been told.
+/// What was reported.
 #[derive(Default)]
 pub(super) struct LogOnce {
     /// The last entry of a leader's that was said to be too long for this replica.
     too_large: u64,
-    /// The term and the leader that were told of last.
+    /// The term and the leader that were reported last.
     leader: (u64, Option<u64>),
 }
 
@@ -22,7 +22,7 @@ impl LogOnce {
         self.leader = (term, leader);
         match leader {
             Some(leader) => tracing::info!(log, term, "replica {leader} leads"),
-            None => tracing::info!(log, term, "nobody is known to lead"),
+            None => tracing::info!(log, term, "no replica is known to lead"),
         }
     }
 }

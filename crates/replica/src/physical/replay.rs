@@ -54,13 +54,13 @@ impl PhysicalLog {
 
     /// A checkpoint holds less of this log than was applied: the entries behind it are applied
     /// again. The log still has them, or the checkpoint would not have been taken: the ring, or
-    /// below its first entry flash. The book is told by
-    /// [`PhysicalLog::reregister_gangs`] and [`PhysicalLog::replay`].
+    /// below its first entry flash. The gang table is notified by [`PhysicalLog::reregister_gangs`]
+    /// and [`PhysicalLog::replay`].
     fn rewind_to(&mut self, index: u64) {
         let through = self.group.replay_through();
         let mut waiting = std::mem::take(&mut self.apply_queue);
         waiting.append(&mut self.behind);
-        // Parts of a replay that was under way; nobody waits for them.
+        // Parts of a replay that was in progress; no client waits for them.
         waiting.retain(|next| next.entry.index > through);
         let from = waiting.front().map(|next| next.entry.index);
         let until = from.unwrap_or(self.group.delivered() + 1);

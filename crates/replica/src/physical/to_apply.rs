@@ -17,7 +17,7 @@ pub(crate) struct ToApply {
 }
 
 impl ToApply {
-    /// An entry that nobody here waits for.
+    /// An entry that no client here waits for.
     pub(super) fn replayed(entry: Committed) -> ToApply {
         ToApply {
             entry,
@@ -51,7 +51,7 @@ impl ToApply {
         self.answered += count;
     }
 
-    /// The entry is applied to its end: nobody waits for it any more.
+    /// The entry is applied to its end: no client waits for it any more.
     pub(super) fn end(&mut self, answers: &mut Vec<(Origin, Outcome)>) {
         let outcome = if self.skip {
             Outcome::Lost

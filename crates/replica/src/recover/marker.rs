@@ -27,7 +27,7 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// Whether the recovered member has not started yet, going by the directory's identity.
+    /// Whether the recovered member has not started yet, by the directory's identity.
     pub(super) fn is_pending(&self, known: Option<&Identity>) -> bool {
         known
             .is_none_or(|known| (known.cluster, known.incarnation) == (self.from, self.incarnation))

@@ -23,6 +23,8 @@ pub(super) struct Survivor {
     next: u64,
     term: u64,
     clock_ms: u64,
+    /// Whether the store that is left can take the entries.
+    pub(super) may_be_used: bool,
 }
 
 impl Survivor {
@@ -43,6 +45,7 @@ impl Survivor {
             next: held.0 + 1,
             term: held.1,
             clock_ms: 0,
+            may_be_used: true,
         }
     }
 
@@ -69,6 +72,13 @@ impl Survivor {
                 .map(|error| format!("log region: {error}")),
         );
         problems.extend(self.unreadable.clone());
+        if !self.may_be_used {
+            problems.push(format!(
+                "entries behind {reached} are of no use: records of sessions in the store are damaged, so which of the entries were \
+                 executed is not known"
+            ));
+            return problems;
+        }
         let ring = self
             .ring
             .as_ref()
@@ -155,6 +165,9 @@ impl Survivor {
 
 impl EntrySource for &mut Survivor {
     fn next_entry(&mut self) -> Result<Option<Archived>, ArchiveError> {
+        if !self.may_be_used {
+            return Ok(None);
+        }
         let entry = match self.read_ring() {
             Some(entry) => Some(entry),
             None => self.read_flash(),

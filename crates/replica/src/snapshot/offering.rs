@@ -1,5 +1,5 @@
 //! The leader's side: a checkpoint is made when a follower needs one, offered, handed over in
-//! pieces, and forgotten when nobody uses it any more.
+//! pieces, and forgotten when no replica uses it any more.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use cyclone_wire::raftmsg::SnapshotMeta;
 use super::*;
 use crate::fetching::read_piece;
 
-/// A checkpoint that nobody has asked for in this time is removed.
+/// A checkpoint that was not asked for in this time is removed.
 const IDLE_US: u64 = 10_000_000;
 /// A follower that asks for nothing for this long has given up; Raft probes it again.
 const FOLLOWER_TIMEOUT_US: u64 = 3_000_000;
@@ -48,7 +48,7 @@ struct SnapshotReceiver {
 }
 
 impl Node {
-    /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on
+    /// Leader: makes a checkpoint if a follower needs one, forgets unused checkpoints, gives up on
     /// silent followers.
     pub(crate) fn snapshot_housekeeping(&mut self) {
         let now_us = self.now_us();
@@ -94,8 +94,8 @@ impl Node {
     }
 
     /// A checkpoint from before a change of the membership leaves out who has come since; one that
-    /// ends before the log begins leaves a gap for whoever needs it. One that some group could not
-    /// offer is replaced when that group wants one and could.
+    /// ends before the log begins leaves a gap for the follower that needs it. One that some group
+    /// could not offer is replaced when that group wants one and could.
     fn withdraw_outdated(&mut self, wanting: &[bool]) {
         let outdated = self.snapshots.offered.as_ref().is_some_and(|offered| {
             let mut logs = self.logs.iter().enumerate();

@@ -33,7 +33,7 @@ fn room_is_asked_of_the_file_system() {
     let directory = tempfile::tempdir().expect("a directory");
     assert!(has_room(directory.path(), 1));
     assert!(!has_room(directory.path(), u64::MAX));
-    // It will be told when it is written to.
+    // The error will be reported when it is written to.
     assert!(has_room(&directory.path().join("missing"), u64::MAX));
 }
 

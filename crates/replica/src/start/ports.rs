@@ -1,4 +1,4 @@
-//! The packet ports of a replica: its own, and one for each log that has a loop of its own.
+//! The packet ports of a replica: its own, and one for each log that has its own loop.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) fn open_port(
     Ok(port)
 }
 
-/// Opens a port for each log, if each has a loop of its own.
+/// Opens a port for each log, if each has its own loop.
 pub(super) fn open_lanes(
     config: &Config,
     pool: &Pool,

@@ -1,9 +1,9 @@
-//! Priority for whoever holds the lock that an event loop waits for.
+//! Priority for the holder of the lock that an event loop waits for.
 //!
 //! A thread that was interrupted with a lock in hand gets the CPU back only when all others had
-//! their turns, and the loop's own priority is of no use to it. Who holds the lock nobody knows, so
-//! that all threads of the process are lent the loop's priority: the holder is one of them, and has
-//! it free a moment later.
+//! their turns, and the loop's own priority is of no use to it. The lock's holder is unknown, so
+//! that all threads of the process are lent the loop's priority: the holder is one of them, and
+//! releases it soon after.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use std::{fs, io};
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
-/// Several loops of a process may wait at once; what the threads have by themselves only the first
-/// of them sees.
+/// Several loops of a process may wait at once; the threads' own priorities only the first of them
+/// reads.
 struct BoostState {
     boosts: usize,
     /// For threads that are started during a loan, and inherit what was lent.
@@ -40,7 +40,7 @@ impl BoostState {
         }
     }
 
-    /// Gives back to all threads; answers whether there were any.
+    /// Gives back to all threads; returns whether there were any.
     fn restore_priority(&self, nice: i32) -> bool {
         let mut some = false;
         for thread in threads() {
@@ -56,7 +56,8 @@ impl BoostState {
     }
 }
 
-/// The nice value that a thread has by itself, whatever all threads are lent (`nice`) just now.
+/// The nice value that a thread has without a boost, whatever all threads are lent (`nice`) just
+/// now.
 ///
 /// # Errors
 /// When the system does not tell.
@@ -154,7 +155,7 @@ mod tests {
         };
         let thread = rustix::thread::gettid();
         let id = thread.as_raw_nonzero().get();
-        // Nothing is lent: who has it has it by itself.
+        // Nothing is lent: a thread that has it has it without a boost.
         assert_eq!(lent.own(thread, NICE, NICE), None);
         assert_eq!(lent.own(thread, 15, NICE), Some(15));
         lent.boosts = 1;

@@ -41,6 +41,7 @@ pub fn config(
         polling: Polling::Adaptive,
         pin_cpu: None,
         log_cpus: Vec::new(),
+        priority_boost: false,
         heartbeat: Duration::from_millis(10),
         election: Duration::from_millis(100),
         max_key_bytes: 1 << 10,

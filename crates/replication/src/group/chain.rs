@@ -15,7 +15,7 @@ use super::operation::{Answer, GroupError, GroupEvent, GroupMemory, GroupOp, MAX
 pub struct GroupOptions {
     /// Hop by hop, or from the initiator to all at once.
     pub shape: ChainShape,
-    /// The most operations under way at once, at least 1.
+    /// The most operations in flight at once, at least 1.
     pub window: usize,
 }
 
@@ -37,10 +37,10 @@ pub struct Group {
     len: u64,
     /// Number of the next operation; the fabric's context.
     next: u64,
-    /// Chain operations under way in order of posting: number, the caller's context, the answer
+    /// Chain operations in flight in order of posting: number, the caller's context, the answer
     /// once it is there.
-    under_way: VecDeque<(u64, u64, Option<Answer>)>,
-    /// Reads under way: number to the caller's context.
+    in_flight: VecDeque<(u64, u64, Option<Answer>)>,
+    /// Reads in flight: number to the caller's context.
     reads: HashMap<u64, u64>,
     events: Vec<Event>,
     broken: Option<String>,
@@ -77,7 +77,7 @@ impl Group {
             window: options.window.max(1),
             len: first,
             next: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             reads: HashMap::new(),
             events: Vec::new(),
             broken: None,
@@ -129,7 +129,7 @@ impl Group {
 
     fn break_with(&mut self, why: String) {
         self.broken.get_or_insert(why);
-        self.under_way.clear();
+        self.in_flight.clear();
         self.reads.clear();
     }
 
@@ -140,7 +140,7 @@ impl Group {
                 context,
                 values,
             } if chain == self.chain => {
-                let place = self.under_way.iter_mut().find(|(n, ..)| *n == context);
+                let place = self.in_flight.iter_mut().find(|(n, ..)| *n == context);
                 if let Some((.., answer)) = place {
                     *answer = Some(if values.is_empty() {
                         Answer::Done
@@ -198,7 +198,7 @@ impl GroupMemory for Group {
         if let Some(why) = &self.broken {
             return Err(GroupError::Broken(why.clone()));
         }
-        if self.under_way.len() + self.reads.len() >= self.window {
+        if self.in_flight.len() + self.reads.len() >= self.window {
             return Err(GroupError::Busy);
         }
         let number = self.next;
@@ -216,7 +216,7 @@ impl GroupMemory for Group {
         if matches!(operation, GroupOp::Read { .. }) {
             self.reads.insert(number, context);
         } else {
-            self.under_way.push_back((number, context, None));
+            self.in_flight.push_back((number, context, None));
         }
         Ok(())
     }
@@ -228,9 +228,9 @@ impl GroupMemory for Group {
             self.take(event, events);
         }
         self.events = seen;
-        while let Some((_, context, Some(_))) = self.under_way.front() {
+        while let Some((_, context, Some(_))) = self.in_flight.front() {
             let context = *context;
-            if let Some((.., Some(answer))) = self.under_way.pop_front() {
+            if let Some((.., Some(answer))) = self.in_flight.pop_front() {
                 events.push(GroupEvent::Done { context, answer });
             }
         }

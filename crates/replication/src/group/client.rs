@@ -39,7 +39,7 @@ pub enum Durability {
 pub enum LogProcessing {
     /// Before the commit returns.
     Critical,
-    /// By a later settle: whoever reads without locks sees it eventually.
+    /// By a later settle: a reader without locks sees it eventually.
     Deferred,
 }
 
@@ -188,8 +188,7 @@ impl<M: GroupMemory> Client<M> {
             return Ok(transaction);
         };
         transaction.release().await?;
-        // Whoever is in the way may be waiting for locks that stayed here only for want of a
-        // settle.
+        // The holder may be waiting for locks that stayed here only for want of a settle.
         if matches!(error, GroupError::Locked { .. }) {
             transaction.client.settle().await?;
         }
@@ -318,7 +317,7 @@ async fn open_log<M: GroupMemory>(
     Ok(RedoLog::empty(layout, client, name, head))
 }
 
-/// A transaction under way. Dropped without [`commit`](Transaction::commit) or
+/// An open transaction. Dropped without [`commit`](Transaction::commit) or
 /// [`abort`](Transaction::abort) it changes nothing, and its locks stay until the client's next
 /// call.
 pub struct Transaction<'c, M: GroupMemory> {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug)]
 struct Entry {
     begin: u64,
-    /// When its client was told that it is committed.
+    /// When the commit was reported to its client.
     acknowledged: Option<u64>,
     /// Cell to the number found there.
     reads: BTreeMap<usize, u64>,
@@ -25,7 +25,7 @@ pub struct History {
 }
 
 impl History {
-    /// A time later than all that were told before.
+    /// A time later than all that were returned before.
     pub fn now(&self) -> u64 {
         self.clock.set(self.clock.get() + 1);
         self.clock.get()
@@ -57,7 +57,7 @@ impl History {
         entries.iter().filter(|e| e.acknowledged.is_some()).count()
     }
 
-    /// Whether there is an order of all transactions that took effect, each at a moment between its
+    /// Whether there is an order of all transactions that took effect, each at a time between its
     /// begin and its acknowledgement, in which each found what it read; that all acknowledged ones
     /// are in it, and none in part.
     pub fn check(&self, cells: &[u64]) -> Result<(), String> {
@@ -94,8 +94,9 @@ impl History {
             let (mut chain, mut number) = (Vec::new(), last);
             while number != 0 {
                 let entry = entries.get(number as usize - 1);
-                let entry =
-                    entry.ok_or(format!("cell {cell} holds {number}, which nobody wrote"))?;
+                let entry = entry.ok_or(format!(
+                    "cell {cell} holds {number}, which no transaction wrote"
+                ))?;
                 if chain.contains(&number) {
                     return Err(format!("cell {cell}: {number} follows itself"));
                 }
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(good.check(&[2, 1]), Ok(()));
         assert!(good.check(&[1, 1]).is_err(), "lost");
         assert!(good.check(&[2, 0]).is_err(), "half");
-        assert!(good.check(&[9, 1]).is_err(), "nobody's");
+        assert!(good.check(&[9, 1]).is_err(), "unknown");
 
         let lost_update = History::default();
         tries(&lost_update, &[(0, 0)], &[0]);

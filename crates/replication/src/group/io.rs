@@ -22,7 +22,7 @@ const YIELDS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(100);
 
 /// A group's memory with a queue before it. Futures that stand on it are polled by one thread,
-/// again and again: who polls makes progress, and a waker is told only that an operation has
+/// again and again: who polls makes progress, and a waker is notified only that an operation has
 /// completed.
 pub struct Io<M> {
     inner: RefCell<Inner<M>>,
@@ -95,7 +95,8 @@ impl<M: GroupMemory> Io<M> {
         self.inner.into_inner().memory
     }
 
-    /// The memory behind the queue, to look at. Must be dropped before any other method is called.
+    /// The memory behind the queue, for inspection. Must be dropped before any other method is
+    /// called.
     pub fn memory(&self) -> RefMut<'_, M> {
         RefMut::map(self.inner.borrow_mut(), |inner| &mut inner.memory)
     }
@@ -305,7 +306,7 @@ impl<M: GroupMemory> Future for Batch<'_, M> {
         let mut inner = self.io.inner.borrow_mut();
         inner.progress();
         let waiting = |number| matches!(inner.answers.get(&number), Some(None));
-        // Reads may complete before what was queued ahead of them, so all are looked at.
+        // Reads may complete before what was queued ahead of them, so all are checked.
         if self.numbers.clone().any(waiting) {
             return match &inner.broken {
                 Some(why) => Poll::Ready(Err(GroupError::Broken(why.clone()))),

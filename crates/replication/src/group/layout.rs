@@ -9,9 +9,9 @@
 //!   …        data
 //! ```
 //!
-//! The generation is a word of its own, outside the header's checksum: it changes after formatting,
-//! and a word is never torn. It counts the recoveries of the whole group; a member that was away
-//! during one has an older generation and is copied anew by the next.
+//! The generation is its own word, outside the header's checksum: it changes after formatting, and
+//! a word is never torn. It counts the recoveries of the whole group; a member that was away during
+//! one has an older generation and is copied anew by the next.
 
 use cyclone_wire::ring::crc32c;
 
@@ -201,8 +201,8 @@ impl Layout {
     }
 
     /// Formats a group's memory at all members: everything zero but the header and the logs' seeds.
-    /// `seeds` has one random number per client, which nobody who chooses payloads may know.
-    /// Whatever was there is gone.
+    /// `seeds` has one random number per client, which must be unknown to those who choose
+    /// payloads. Whatever was there is gone.
     pub async fn format<M: GroupMemory>(
         io: &Io<M>,
         spec: LayoutSpec,

@@ -9,10 +9,10 @@
 //! a bit per reader and no epoch. An operation that reaches the members one after the other may
 //! find some words free and others taken: the result map says where, and what was taken is given
 //! back. Of writers that meet, the one that has the first member's word keeps what it has and waits
-//! for the rest, so that they don't undo each other for ever.
+//! for the rest, so that they don't undo each other without end.
 //!
-//! An exclusive word whose epoch its owner has left behind is nobody's: an epoch ends only after
-//! its client's log was replayed everywhere. Whoever finds such a word breaks it.
+//! An exclusive word whose epoch its owner has left behind is free: an epoch ends only after its
+//! client's log was replayed everywhere. A client that finds such a word breaks it.
 
 use super::io::Io;
 use super::layout::{Layout, MAX_CLIENTS};
@@ -39,7 +39,7 @@ pub enum LockMode {
 pub struct LockWord(pub u64);
 
 impl LockWord {
-    /// Nobody's.
+    /// Free.
     pub const FREE: LockWord = LockWord(0);
 
     /// Held by a writer.
@@ -296,7 +296,7 @@ pub async fn unlock_shared<M: GroupMemory>(
     holder: Holder,
 ) -> Result<(), GroupError> {
     let at = layout.lock_at(lock)?;
-    // Most likely nobody else reads.
+    // Most likely there is no other reader.
     let mut seen = LockWord::FREE.with_reader(holder).unwrap_or(LockWord::FREE);
     // Every failure means that another reader came or went; there are at most 32, which don't all
     // keep doing so.

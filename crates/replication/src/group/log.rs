@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_fit_is_told_apart_from_a_full_log() {
+    fn a_record_that_never_fits_is_distinguished_from_a_full_log() {
         let mut log = log(512);
         assert!(matches!(
             log.stage(&update(300), 64),

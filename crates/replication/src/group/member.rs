@@ -138,13 +138,13 @@ impl GroupMember {
         Ok(())
     }
 
-    /// The memory of tenant 0, to look at.
+    /// The memory of tenant 0, for inspection.
     pub fn memory(&self) -> SharedArea {
         let (offset, len) = self.ranges.get(&ONLY).copied().unwrap_or_default();
         self.endpoint.memory().part(offset, len)
     }
 
-    /// A tenant's memory, to look at.
+    /// A tenant's memory, for inspection.
     pub fn memory_of(&self, tenant: u32) -> Result<SharedArea, GroupError> {
         let range = self.ranges.get(&tenant);
         let &(offset, len) = range.ok_or(GroupError::NoTenant(tenant))?;

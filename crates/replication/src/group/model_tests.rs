@@ -21,8 +21,8 @@ pub struct Model {
     /// Per member and byte: values it was given since the last flush that was acknowledged.
     since: Vec<Vec<Vec<u8>>>,
     durable: Vec<Vec<u8>>,
-    /// Operations under way: number, answer expected, the image if it is a flush.
-    pub under_way: VecDeque<(u64, Answer, Option<Images>)>,
+    /// Operations in flight: number, answer expected, the image if it is a flush.
+    pub in_flight: VecDeque<(u64, Answer, Option<Images>)>,
     /// Bytes changed by operations, oldest first, for those that a flush does not cover yet.
     changes: VecDeque<(u64, usize, u64, Vec<u8>)>,
 }
@@ -33,7 +33,7 @@ impl Model {
             members: vec![vec![0; LEN as usize]; members],
             since: Vec::new(),
             durable: vec![vec![0; LEN as usize]; members],
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             changes: VecDeque::new(),
         }
     }
@@ -80,11 +80,11 @@ impl Model {
                 GroupOp::Read { .. } => unreachable!("not posted here"),
             }
         }
-        self.under_way.push_back((number, answer, image));
+        self.in_flight.push_back((number, answer, image));
     }
 
     pub fn completed(&mut self, number: u64, answer: &Answer) {
-        let (expected, value, image) = self.under_way.pop_front().expect("under way");
+        let (expected, value, image) = self.in_flight.pop_front().expect("in flight");
         assert_eq!(number, expected, "completions come in order");
         assert_eq!(*answer, value, "operation {number}");
         if let Some(image) = image {
@@ -147,7 +147,7 @@ fn drive(seed: u64, config: SimConfig, shape: ChainShape, members: usize, crash:
     let (mut posted, total) = (0, 200);
     let crash_at = crash.then(|| random.below(3 * total));
     let mut steps = 0;
-    while posted < total || !model.under_way.is_empty() {
+    while posted < total || !model.in_flight.is_empty() {
         steps += 1;
         if crash_at.is_some_and(|at| steps > at) {
             break;

@@ -72,8 +72,8 @@ pub enum GroupEvent {
         /// The answer.
         answer: Answer,
     },
-    /// The group broke: what was under way may have taken effect at any member or none, and nothing
-    /// will any more.
+    /// The group broke: operations in flight may have taken effect at any member or none, and
+    /// nothing will any more.
     Broken {
         /// Why, for people.
         why: String,
@@ -179,10 +179,10 @@ pub fn all_members(members: usize) -> u64 {
 /// Why group memory, or what stands on it, refused.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// Too much is under way: poll, then try again. Nothing was done.
-    #[error("too many operations are under way")]
+    /// Too many operations are in flight: poll, then try again. Nothing was done.
+    #[error("too many operations are in flight")]
     Busy,
-    /// The group broke; open it anew, and recover what this client had under way.
+    /// The group broke; open it anew, and recover this client's operations in flight.
     #[error("the group broke: {0}")]
     Broken(String),
     /// A range leaves the group's memory.

@@ -12,9 +12,8 @@
 //! ([`GroupMember::fence_off`](super::GroupMember::fence_off)), and one recovery runs at a time.
 //!
 //! **A lost member.** An operation reaches every member or breaks the group, so without one of them
-//! nobody commits any more. The program then revokes all clients' keys, opens the group over the
-//! members it wants from now on, calls
-//! [`recover_all`], and lets the clients attach again:
+//! no client commits any more. The program then revokes all clients' keys, opens the group over the
+//! members it wants from now on, calls [`recover_all`], and lets the clients attach again:
 //!
 //! - over the survivors alone: the group goes on with fewer copies;
 //! - over the survivors and a blank member, at once or later: it is copied from the others;
@@ -81,8 +80,8 @@ pub async fn recover_all<M: GroupMemory>(io: &Io<M>) -> Result<Recovered, GroupE
         copy_to_all(io, kept[0], &layout).await?;
         recovered.rebuilt = (io.members() - kept.len()) as u64;
     }
-    // From here on all members are alike. Whoever has the new generation holds everything; who has
-    // not may have to be copied once more, if this recovery ends here.
+    // From here on all members are alike. A member with the new generation holds everything; one
+    // without may have to be copied once more, if this recovery ends here.
     let generation = layout.generation.checked_add(1);
     let generation =
         generation.ok_or_else(|| GroupError::Damaged("the generations are used up".into()))?;
@@ -140,9 +139,9 @@ async fn replay<M: GroupMemory>(
         copies.push(read_copy(io, layout, client, member).await?);
     }
     let plan = plan(&copies, layout)?;
-    // All are written, also those that every member has: whoever appended them may have died before
-    // it flushed, and what is executed below must be durable in the log before the first byte of it
-    // can be in the data.
+    // All are written, also those that every member has: the client that appended them may have
+    // died before it flushed, and what is executed below must be durable in the log before the
+    // first byte of it can be in the data.
     let mut repairs = Vec::new();
     for (record, source, everywhere) in &plan.records {
         repairs.extend(rewrite(io, layout, client, record, &copies[*source].ring));
@@ -242,7 +241,7 @@ fn rewrite<M: GroupMemory>(
     io.writes(layout.log_at(client) + at, bytes)
 }
 
-/// Ends an epoch: the client's place is free, and what was locked in it is nobody's.
+/// Ends an epoch: the client's place is free, and what was locked in it is unlocked.
 async fn end_epoch<M: GroupMemory>(
     io: &Io<M>,
     layout: &Layout,

@@ -290,7 +290,7 @@ impl Town {
         }
     }
 
-    /// A member is lost; the group is recovered over whoever is there then.
+    /// A member is lost; the group is recovered over the members that are left.
     fn lose_a_member(&mut self) {
         for client in 0..self.places.len() {
             let is_dead = self.random.below(2) == 0;

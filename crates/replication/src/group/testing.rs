@@ -79,7 +79,7 @@ impl World {
         self.active.iter().map(grant).collect()
     }
 
-    /// A client's group on a machine of its own; answers the machine's name too.
+    /// A client's group on its own machine; answers the machine's name too.
     pub fn group(&mut self, client: u32, shape: ChainShape) -> (String, Group) {
         let keys = self.grant(client);
         self.machines += 1;

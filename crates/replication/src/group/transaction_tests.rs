@@ -73,22 +73,22 @@ fn bank(seed: u64, shape: ChainShape) -> (World, Layout) {
     (world, layout)
 }
 
-/// What a client did and what it was told.
+/// What a client did and what was reported to it.
 #[derive(Default)]
-struct Told {
+struct ClientRecord {
     tried: Cell<u64>,
     acknowledged: Cell<u64>,
     /// How many transactions had been committed when the client last settled.
     settled: Cell<u64>,
 }
 
-/// Transfers between accounts, now and then abandoned, now and then the sum of all under shared
-/// locks. Every transfer also counts itself in a word of its client's own.
+/// Transfers between accounts, sometimes abandoned, sometimes the sum of all under shared locks.
+/// Every transfer also counts itself in a word of its client's own.
 async fn work(
     client: &mut Client<Group>,
     seed: u64,
     transfers: u64,
-    told: &Told,
+    told: &ClientRecord,
 ) -> Result<(), GroupError> {
     let mut random = Random(seed);
     let own = u64::from(client.holder().client);
@@ -125,7 +125,7 @@ async fn transfer(
     random: &mut Random,
     own: u64,
     abandon: bool,
-    told: &Told,
+    told: &ClientRecord,
 ) -> Result<(), GroupError> {
     let from = random.below(ACCOUNTS);
     let to = (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS;
@@ -157,7 +157,12 @@ async fn transfer(
 
 /// All members are alike, no money is made or lost, and each client's counter lies between what it
 /// was promised and what it tried.
-fn check(world: &World, layout: &Layout, told: &[Told], promised: impl Fn(&Told) -> u64) {
+fn check(
+    world: &World,
+    layout: &Layout,
+    told: &[ClientRecord],
+    promised: impl Fn(&ClientRecord) -> u64,
+) {
     let data = |member: usize| world.bytes(member)[layout.data_at() as usize..].to_vec();
     let first = data(0);
     for member in 1..world.members.len() {
@@ -198,7 +203,11 @@ fn attach_all(
     (0..CLIENTS).map(attach).unzip()
 }
 
-fn works<'a>(clients: &'a mut [Client<Group>], told: &'a [Told], seed: u64) -> Vec<Working<'a>> {
+fn works<'a>(
+    clients: &'a mut [Client<Group>],
+    told: &'a [ClientRecord],
+    seed: u64,
+) -> Vec<Working<'a>> {
     let pairs = clients.iter_mut().zip(told).enumerate();
     pairs
         .map(|(n, (client, told))| {
@@ -208,8 +217,8 @@ fn works<'a>(clients: &'a mut [Client<Group>], told: &'a [Told], seed: u64) -> V
         .collect()
 }
 
-fn told() -> Vec<Told> {
-    (0..CLIENTS).map(|_| Told::default()).collect()
+fn told() -> Vec<ClientRecord> {
+    (0..CLIENTS).map(|_| ClientRecord::default()).collect()
 }
 
 const MODES: [(Durability, LogProcessing); 4] = [
@@ -276,7 +285,7 @@ fn transfers_survive_power_failures() {
         for victim in victims.take(if all { 3 } else { 1 }) {
             world.power_cycle(victim, random.next());
         }
-        // What the dead clients had under way must not come later: their keys are revoked.
+        // Operations in flight of the dead clients must not come later: their keys are revoked.
         world.fence_off_all();
         drop(clients);
         if all && modes == (Durability::Deferred, LogProcessing::Critical) {

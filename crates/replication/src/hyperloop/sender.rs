@@ -69,7 +69,7 @@ pub struct HyperloopSender {
 }
 
 impl HyperloopSender {
-    /// A sender over an endpoint of its own; `shape` says how its records reach their backups.
+    /// A sender over its own endpoint; `shape` says how its records reach their backups.
     pub fn new(
         endpoint: Box<dyn Endpoint>,
         config: SenderConfig,
@@ -221,7 +221,8 @@ impl HyperloopSender {
     /// Ends a set: its records fail, its segments are left. Its next record opens a new chain.
     fn break_set(&mut self, place: usize, culprit: Option<BackupId>, why: &str) {
         let mut set = self.sets.remove(place);
-        // A chain does not tell which hop failed; if it is a connection's end, that is told too.
+        // A chain does not tell which hop failed; if it is a connection's end, that is reported
+        // too.
         let lost = |backup: &BackupId| {
             let link = self.links.iter().find(|link| link.backup == *backup);
             link.is_none_or(|link| link.state == State::Lost)
@@ -448,7 +449,7 @@ impl HyperloopSender {
         Some(self.sets.len() - 1)
     }
 
-    /// Whether a scan would still put together what is under way.
+    /// Whether a scan would still put together the records in flight.
     fn within_window(&self) -> bool {
         let oldest = self.sets.iter().filter_map(Set::oldest).min();
         oldest.is_none_or(|oldest| self.counter - oldest < WINDOW - 1)

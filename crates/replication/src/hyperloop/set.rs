@@ -1,5 +1,5 @@
-//! One set of backups: the chain segment it writes, the blocks that wait for room, the records
-//! under way.
+//! One set of backups: the chain segment it writes, the blocks that wait for room, the records in
+//! flight.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub(super) enum Stage {
     Open { grants: Vec<Grant>, chain: ChainId },
 }
 
-/// A record under way.
+/// A record in flight.
 struct Item {
     context: u64,
     counter: u64,
@@ -80,7 +80,7 @@ impl Set {
             parts: VecDeque::new(),
             outbox: VecDeque::new(),
             flushes: 0,
-            // 0 stands for operations that nobody waits for.
+            // 0 stands for operations that no caller waits for.
             next_flush: 1,
             spare: Vec::new(),
         }
@@ -125,7 +125,7 @@ impl Set {
         self.outbox.len()
     }
 
-    /// Whether nothing is under way on the chain.
+    /// Whether nothing is in flight on the chain.
     pub fn is_drained(&self) -> bool {
         self.flushes == 0 && self.outbox.is_empty()
     }
@@ -274,7 +274,7 @@ impl Set {
         item.map(|item| item.context)
     }
 
-    /// The contexts of all records under way, which will not be durable here.
+    /// The contexts of all records in flight, which will not be durable here.
     pub fn failed(&mut self) -> impl Iterator<Item = u64> + use<> {
         self.parts.clear();
         self.outbox.clear();

@@ -1,4 +1,4 @@
-//! One backup as its sender sees it: which records are under way there, what was written and not
+//! One backup as its sender sees it: which records are in flight there, what was written and not
 //! flushed, which segments are held, what waits for the fabric. Knows no records of others and no
 //! outcomes.
 
@@ -32,7 +32,7 @@ pub(super) enum State {
 /// A record on one link.
 struct Item {
     record: u32,
-    /// Writes under way, and one for the log until it has placed the whole record.
+    /// Writes in flight, and one for the log until it has placed the whole record.
     holds: u32,
 }
 
@@ -79,7 +79,7 @@ enum Post {
 /// One backup as its sender sees it.
 pub(crate) struct Link {
     pub backup: BackupId,
-    /// The newest time that `poll` was told.
+    /// The newest time passed to `poll`.
     pub now_us: u64,
     pub max_transfer: usize,
     pub(super) connection: ConnectionId,
@@ -147,7 +147,7 @@ impl Link {
         }
     }
 
-    /// Whether another record may be under way here.
+    /// Whether another record may be in flight here.
     pub(super) fn has_room(&self, window: usize) -> bool {
         self.items.len() < window && self.outbox.len() < MAX_OUTBOX
     }

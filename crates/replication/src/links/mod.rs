@@ -1,4 +1,4 @@
-//! What all senders share: a connection per backup, the records and operations under way on it,
+//! What all senders share: a connection per backup, the records and operations in flight on it,
 //! windows, failures.
 //!
 //! A protocol's own part is a [`Log`] per backup. It places records and posts operations; the
@@ -100,7 +100,7 @@ impl<L: Log> LogSender<L> {
         links.position(|(link, _)| link.backup == backup)
     }
 
-    /// Answers whether every backup can take the record.
+    /// Returns whether every backup can take the record.
     fn has_room(&mut self, backups: &[BackupId], len: usize) -> Result<bool, ReplicationError> {
         let max = self.config.max_record_bytes;
         if len > max {

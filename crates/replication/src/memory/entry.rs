@@ -19,7 +19,7 @@ const CRC_AT: usize = LINE_BYTES - 4;
 //= rowan §4.2.1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentState {
-    /// Nobody's; may be allocated.
+    /// Unowned; may be allocated.
     Free,
     /// Being written.
     Using,
@@ -85,13 +85,13 @@ impl SegmentState {
 //= rowan §4.2.1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// Nobody: the segment is free.
-    Nobody,
+    /// No owner: the segment is free.
+    None,
     /// One remote worker writes it.
     Sender(SenderId),
     /// The workers of one remote server write it.
     Server(u32),
-    /// The server's backup log: whoever may append.
+    /// The server's backup log: all remote senders append.
     BackupLog,
     /// The log of a worker of this server itself.
     Worker(u32),
@@ -102,7 +102,7 @@ pub enum Owner {
 impl Owner {
     fn encode(self) -> (u8, u32, u32) {
         match self {
-            Owner::Nobody => (0, 0, 0),
+            Owner::None => (0, 0, 0),
             Owner::Sender(id) => (1, id.server, id.worker),
             Owner::Server(server) => (2, server, 0),
             Owner::BackupLog => (3, 0, 0),
@@ -113,7 +113,7 @@ impl Owner {
 
     fn decode(kind: u8, server: u32, worker: u32) -> Result<Owner, DecodeError> {
         let owner = match kind {
-            0 => Owner::Nobody,
+            0 => Owner::None,
             1 => Owner::Sender(SenderId { server, worker }),
             2 => Owner::Server(server),
             3 => Owner::BackupLog,
@@ -159,7 +159,7 @@ impl Entry {
     /// A segment that was never allocated.
     pub const UNTOUCHED: Entry = Entry {
         state: SegmentState::Free,
-        owner: Owner::Nobody,
+        owner: Owner::None,
         epoch: 0,
         term: 0,
         tag: 0,
@@ -191,7 +191,7 @@ impl Entry {
         let epoch = reader.u64()?;
         let tag = reader.u64()?;
         let owner = Owner::decode(kind, reader.u32()?, reader.u32()?)?;
-        if zero != 0 || (state == SegmentState::Free) != (owner == Owner::Nobody) {
+        if zero != 0 || (state == SegmentState::Free) != (owner == Owner::None) {
             return Err(DecodeError::Contradiction("segment state and owner"));
         }
         Ok(Entry {

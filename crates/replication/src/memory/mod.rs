@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The table changes by whole lines, each kept twice (`entry.rs`). A segment's epoch is given when
-//! it is allocated and told to nobody before its entry is durable; a torn allocation therefore
-//! leaves no trace that could matter.
+//! it is allocated and reported to no sender before its entry is durable; a torn allocation
+//! therefore leaves no trace that could matter.
 
 mod entry;
 #[cfg(test)]
@@ -528,7 +528,7 @@ impl BackupMemory {
         let after = self.next_epoch.checked_add(1)?;
         let (at, len) = (self.segment_offset(segment), self.shape.segment_bytes);
         match content {
-            // Past the caches: nobody reads these bytes before a sender writes them.
+            // Past the caches: no thread reads these bytes before a sender writes them.
             Content::Zeroed => self.area.zero_streaming(at, len),
             Content::Begun => self.area.zero_streaming(at, LINE_BYTES as u64),
             Content::Stale => {}
@@ -574,7 +574,7 @@ impl BackupMemory {
             return Err(refused(entry.state.name(), wanted));
         }
         let owner = match to {
-            SegmentState::Free => Owner::Nobody,
+            SegmentState::Free => Owner::None,
             _ => entry.owner,
         };
         let changed = Entry {

@@ -24,8 +24,8 @@ pub struct NaiveGroup {
     len: u64,
     window: usize,
     next: u64,
-    /// Contexts under way, the oldest first: they are answered in order.
-    under_way: VecDeque<u64>,
+    /// Contexts in flight, the oldest first: they are answered in order.
+    in_flight: VecDeque<u64>,
     events: Vec<Event>,
     broken: Option<String>,
     told: bool,
@@ -69,7 +69,7 @@ impl NaiveGroup {
             len,
             window,
             next: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             events: Vec::new(),
             broken: None,
             told: false,
@@ -89,7 +89,7 @@ impl NaiveGroup {
     fn break_with(&mut self, why: String) {
         self.broken.get_or_insert(why);
         self.openings.clear();
-        self.under_way.clear();
+        self.in_flight.clear();
     }
 
     fn receive(&mut self, from: ConnectionId, bytes: &[u8], events: &mut Vec<GroupEvent>) {
@@ -104,9 +104,9 @@ impl NaiveGroup {
             Kind::Opened => self.opened[member] = true,
             Kind::Failed => self.break_with(format!("member {member}: {}", decode_why(fields))),
             Kind::Answer => {
-                let oldest = self.next - self.under_way.len() as u64;
+                let oldest = self.next - self.in_flight.len() as u64;
                 let answer = decode_answer(header.what, fields, self.members.len());
-                match (answer, self.under_way.pop_front()) {
+                match (answer, self.in_flight.pop_front()) {
                     (Ok(answer), Some(context)) if header.number == oldest => {
                         events.push(GroupEvent::Done { context, answer });
                     }
@@ -137,7 +137,7 @@ impl GroupMemory for NaiveGroup {
         if let Some(why) = &self.broken {
             return Err(GroupError::Broken(why.clone()));
         }
-        if self.under_way.len() >= self.window || self.opened.contains(&false) {
+        if self.in_flight.len() >= self.window || self.opened.contains(&false) {
             return Err(GroupError::Busy);
         }
         let bytes = encode_operation(self.session, self.token, self.next, operation);
@@ -151,7 +151,7 @@ impl GroupMemory for NaiveGroup {
             }
         }
         self.next += 1;
-        self.under_way.push_back(context);
+        self.in_flight.push_back(context);
         Ok(())
     }
 

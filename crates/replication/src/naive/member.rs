@@ -113,8 +113,8 @@ impl NaiveMember {
         self.tenants.insert(token.0, self.memory.clone());
     }
 
-    /// Lets a tenant in to `len` bytes from `offset` of the memory, which are all that it sees.
-    /// What others were let in to is not looked at.
+    /// Lets a tenant in to `len` bytes from `offset` of the memory, which are all that it sees. The
+    /// ranges of other tenants are not checked.
     pub fn grant_range(&mut self, token: Token, offset: u64, len: u64) -> Result<(), FabricError> {
         if !self.memory.contains(offset, len) || !offset.is_multiple_of(64) {
             return Err(FabricError::OutOfBounds {
@@ -138,7 +138,7 @@ impl NaiveMember {
         }
     }
 
-    /// Takes what has arrived; answers whether there was anything. Never waits.
+    /// Takes what has arrived; returns whether there was anything. Never waits.
     pub fn step(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.events);
         self.endpoint.poll(&mut events);
@@ -199,7 +199,7 @@ impl NaiveMember {
         };
         self.stats.refused += 1;
         let send = Operation::Send { bytes: &message };
-        // Best effort: a client that is not told gives up by itself.
+        // Best effort: a client that is not told gives up after a time-out.
         let _ = self.endpoint.post(client, send, 0);
     }
 
@@ -297,7 +297,7 @@ impl NaiveMember {
         let Some(session) = self.sessions.get_mut(&number) else {
             return;
         };
-        // A client never has more than its window under way, so no more can wait here.
+        // A client never has more than its window in flight, so no more can wait here.
         if session.out.len() as u64 > session.window {
             return self.fail(number, "too many operations");
         }

@@ -57,7 +57,7 @@ fn drive(seed: u64, count: usize, crash: bool) {
     let (mut posted, mut steps) = (0, 0);
     let crash_at = if crash { random.below(1500) } else { u64::MAX };
     let mut events = Vec::new();
-    while (posted < 150 || !model.under_way.is_empty()) && steps < crash_at {
+    while (posted < 150 || !model.in_flight.is_empty()) && steps < crash_at {
         steps += 1;
         if posted < 150 && random.below(3) > 0 {
             let operation = operation(&mut random, count);

@@ -1,6 +1,6 @@
 //! The keeping side: the control thread's work, and the life of its queues.
 //!
-//! A queue has a token and a number of its own; the number stands in the table beside every segment
+//! A queue has a token and its own number; the number stands in the table beside every segment
 //! posted to it, so that each can be scanned whatever came later. Where the provider says which
 //! segments are used, a queue lives until it has had every segment once (see `queue`); else
 //! segments are zeroed, and it lives until the next fencing or restart.
@@ -33,8 +33,8 @@ pub struct RowanBackupConfig {
     pub term: u32,
     /// The secret that senders are let in by.
     pub token: Token,
-    /// A secret that nobody who writes payloads knows, fresh at every start: tokens are made from
-    /// it, and what checksums are seeded with when the memory is laid out.
+    /// A secret that is unknown to those who write payloads, fresh at every start: tokens are made
+    /// from it, and what checksums are seeded with when the memory is laid out.
     pub secret: u64,
     /// Whether used segments are found by their first words, for providers that cannot tell.
     pub first_words: bool,
@@ -92,7 +92,7 @@ pub struct RowanBackup {
     memory: BackupMemory,
     queue: Option<Queue>,
     former: Option<RetiredQueue>,
-    /// Which queue's number each sender was told and has not left, by its connection.
+    /// Which queue's number each sender received and has not left, by its connection.
     senders: HashMap<ConnectionId, u64>,
     /// Whether the provider gives addresses itself, and so knows which segments are used and which
     /// untouched.
@@ -239,7 +239,7 @@ impl RowanBackup {
             // Who stands still in the middle of an append is for the fabric to judge, and for
             // fencing to end.
             let is_late = now_us.saturating_sub(since) > MOVE_US
-                && !self.endpoint.append_is_under_way(&former.queue.key);
+                && !self.endpoint.has_append_in_flight(&former.queue.key);
             if !is_needed || is_late {
                 self.close_former()?;
                 return Ok(true);
@@ -308,7 +308,7 @@ impl RowanBackup {
         })
     }
 
-    /// Nobody appends to the former queue any more, and its segments are used or free.
+    /// No sender appends to the former queue any more, and its segments are used or free.
     fn close_former(&mut self) -> Result<(), ReplicationError> {
         if let Some(former) = &self.former {
             let untouched = self.endpoint.close_append(&former.queue.key)?;
@@ -502,7 +502,7 @@ impl Backup for RowanBackup {
     //= rowan §4.5
     fn fence_off(&mut self, _server: u32, term: u32) -> Result<(), ReplicationError> {
         self.memory.raise_min_term(term);
-        // Nobody is told of another queue who was let in before.
+        // No sender that was let in before is notified of another queue.
         self.senders.clear();
         self.close_former()?;
         if let Some(queue) = &self.queue {

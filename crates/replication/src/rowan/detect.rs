@@ -58,8 +58,8 @@ impl FirstWords {
         self.posted.is_empty()
     }
 
-    /// Looks at the first words and answers the segments that are used by now, oldest first.
-    /// `now_us` was read before.
+    /// Reads the first words and returns the segments that are used by now, oldest first. `now_us`
+    /// was read before.
     pub fn look(
         &mut self,
         now_us: u64,

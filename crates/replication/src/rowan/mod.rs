@@ -14,8 +14,8 @@
 //! from free to posted (its first line zeroed durably, its entry durable with a new epoch, then
 //! given to the provider), to used (no append will touch it; handed over for digestion), and after
 //! its release back to free. When the queue has had every segment, there is another queue, with
-//! another seed; the senders are told, go on there, and say when they have nothing under way at the
-//! old one.
+//! another seed; the senders are notified, go on there, and report when they have nothing in flight
+//! at the old one.
 //!
 //! Fencing closes the queue and opens another, with another token and seed: the fenced server's key
 //! is dead, and so are the keys of the living, who open their logs again in the new term. Records
@@ -37,8 +37,8 @@
 //!   the fabric takes nothing from it, and it knows only the old seed.
 //! - *Holes*: a dead sender's append, or lines that a power failure took. The scan goes on at the
 //!   next multiple of 64.
-//! - *Payloads that imitate blocks*: looked at only when the block around them is broken, and then
-//!   they fail for want of the seed.
+//! - *Payloads that imitate blocks*: read only when the block around them is broken, and then they
+//!   fail for want of the seed.
 //! - *Blocks of two records*: a stream number is given once, a record number once per stream; both
 //!   are in every block. A sender that opens its log again gets another stream.
 //! - *On NICs that do not tell which segments are used*, an append that lands more than 2 ms late

@@ -1,4 +1,4 @@
-//! One backup as a Rowan sender sees it: its queue, the blocks that wait, those under way.
+//! One backup as a Rowan sender sees it: its queue, the blocks that wait, those in flight.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::control::{Grant, ToBackup};
 use crate::frame::reseed_block;
 use crate::outbox::CONTROL;
 
-/// How far the numbers of records under way at one backup may lie apart.
+/// How far the numbers of records in flight at one backup may lie apart.
 const WINDOW: u64 = 1024;
 const _: () = assert!(WINDOW < crate::assemble::WINDOW);
 
@@ -50,17 +50,17 @@ pub(super) struct Peer {
     pub(super) stream: Option<u32>,
     pub(super) grant: Option<Grant>,
     pub(super) log: Option<Log>,
-    /// Queues that nothing is appended to any more, about which the backup has not been told.
+    /// Queues that nothing is appended to any more, about which the backup has not been notified.
     left: Vec<u64>,
     pub(super) waiting: VecDeque<Piece>,
     next_seq: u64,
     /// Blocks left of the records before `next_seq`, the newest last.
     unfinished: VecDeque<usize>,
-    /// Blocks under way; their places are their contexts.
+    /// Blocks in flight; their places are their contexts.
     posted: Vec<Option<Piece>>,
     free: Vec<u32>,
     spare: Vec<Vec<u8>>,
-    /// The most blocks under way at once. Where slow writes are made again, their number would keep
+    /// The most blocks in flight at once. Where slow writes are made again, their number would keep
     /// them slow: each slow one halves it, each other one adds one.
     allowed: usize,
 }
@@ -118,7 +118,7 @@ impl Peer {
         self.log.replace(log).is_none()
     }
 
-    /// Tells the backup which queues nothing is under way to any more.
+    /// Reports to the backup the queues to which nothing is in flight any more.
     pub(super) fn take_leave(&mut self, endpoint: &mut dyn Endpoint) -> Result<(), FabricError> {
         while let Some(&queue) = self.left.first() {
             let mut posted = self.posted.iter().flatten();
@@ -194,11 +194,11 @@ impl Peer {
             .insert(place.unwrap_or(self.waiting.len()), piece);
     }
 
-    /// Takes a block that is no longer under way.
+    /// Takes a block that is no longer in flight.
     pub(super) fn take_posted(&mut self, context: u64) -> Option<Piece> {
         let place = usize::try_from(context).ok()?;
         let piece = self.posted.get_mut(place)?.take()?;
-        // Places are as many as blocks under way at once.
+        // Places are as many as blocks in flight at once.
         self.free.push(place as u32);
         Some(piece)
     }
@@ -213,8 +213,8 @@ impl Peer {
             return Ok(());
         };
         loop {
-            let under_way = self.posted.len() - self.free.len();
-            let count = (self.waiting.len().min(BATCH)).min(self.allowed.saturating_sub(under_way));
+            let in_flight = self.posted.len() - self.free.len();
+            let count = (self.waiting.len().min(BATCH)).min(self.allowed.saturating_sub(in_flight));
             if count == 0 {
                 return Ok(());
             }

@@ -3,7 +3,7 @@
 //! A queue's number seeds the checksums of what is appended to it, so bytes that other queues left
 //! in a segment are nothing to it: a segment is posted to a queue as it is, but for its first line,
 //! once. When no free segment is left that the queue has not had, another queue is opened, and the
-//! senders are told to go on there. The old queue is closed when all of them have (or after
+//! senders are notified to go on there. The old queue is closed when all of them have (or after
 //! [`MOVE_US`]), and its untouched segments are posted to the new one.
 
 use std::collections::{HashSet, VecDeque};
@@ -139,7 +139,7 @@ impl Queue {
 }
 
 /// Ends the use of what queues of an earlier life left in use. Of each queue's segments, those
-/// behind the last in which there is anything of its own become free; the others become used.
+/// behind the last one that holds data of the queue become free; the others become used.
 pub(super) fn retire_all(memory: &mut BackupMemory) -> Result<(), ReplicationError> {
     let in_use = in_use(memory);
     // Filled in order, but not from the front of each: a sender that died, or a loss of power,

@@ -27,11 +27,11 @@ pub struct RowanSenderConfig {
     pub term: u32,
     /// The secret that backups let senders in by.
     pub token: Token,
-    /// The most records under way at once.
+    /// The most records in flight at once.
     pub max_records: usize,
     /// The most bytes of a record.
     pub max_record_bytes: usize,
-    /// The most blocks under way at each backup; more wait here.
+    /// The most blocks in flight at each backup; more wait here.
     pub max_blocks: usize,
     /// How long a backup may take to open a log, or to have a segment again, in microseconds.
     pub patience_us: u64,
@@ -73,7 +73,7 @@ pub struct RowanSender {
 }
 
 impl RowanSender {
-    /// A sender over an endpoint of its own.
+    /// A sender over its own endpoint.
     ///
     /// Fails where the provider cannot append, and for workers whose number does not fit a block.
     pub fn new(

@@ -44,7 +44,7 @@ pub enum ArchiveError {
         #[source]
         source: io::Error,
     },
-    /// The archive is full of buffers that nobody has released.
+    /// The archive is full of buffers that have not been released.
     #[error("the archive holds {0} buffers that are still needed, and may hold no more")]
     Full(usize),
     /// A file is not what its name says.

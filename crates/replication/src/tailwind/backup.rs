@@ -20,7 +20,7 @@ use crate::protocol::{Backup, BackupStats, Protocol, ReplicationError, SenderId,
 /// Where closed buffers go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveConfig {
-    /// The directory; nobody else's.
+    /// The directory; no other process uses it.
     pub directory: PathBuf,
     /// The most files. Those released go first; when none is released, no more buffers are granted.
     pub max_files: usize,

@@ -8,8 +8,8 @@
 //!
 //! A record's checksum is CRC32C over the buffer's epoch and *all objects* from the buffer's start
 //! up to it, so one that matches vouches for everything before it, and a scan cannot be entered
-//! anywhere but at the start: bytes inside a record that imitate another record are never looked at
-//! as one.
+//! anywhere but at the start: bytes inside a record that imitate another record are never parsed as
+//! one.
 //!
 //! The checksums themselves are left out of the chain on purpose. A CRC run over a message and its
 //! own checksum always ends in the same state, whatever the message was: with them in it, the chain
@@ -86,7 +86,7 @@ pub enum Found {
         /// Bytes of object and checksum.
         total_bytes: usize,
     },
-    /// The object arrived, and a part of its checksum. Nobody was told that it is durable, so it is
+    /// The object arrived, and a part of its checksum. It was never reported as durable, so it is
     /// dropped.
     PartialChecksum {
         /// How many bytes of the checksum are there.
@@ -200,7 +200,8 @@ mod tests {
         scan.records.iter().map(|at| &bytes[at.clone()]).collect()
     }
 
-    /// Records whose checksums have no leading zero byte, so that every cut can be told exactly.
+    /// Records whose checksums have no leading zero byte, so that every cut can be determined
+    /// exactly.
     fn plain_records() -> Vec<Vec<u8>> {
         let mut records = Vec::new();
         let mut chain = Chain::new(EPOCH);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_cut_of_a_zeroed_buffer_is_told_exactly() {
+    fn every_byte_cut_of_a_zeroed_buffer_is_found_exactly() {
         let records = plain_records();
         let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         let (bytes, ends) = filled(EPOCH, &records, 256);

@@ -11,7 +11,7 @@
 //!
 //! Opening: `Open`, `Opened`, then `Want`, answered by a `Segment` as soon as one is free: the
 //! buffer. A full buffer is closed by `Done`, or by the end of its connection; the backup revokes
-//! its key, archives it if it was told to, and hands it over.
+//! its key, archives it if the sender asked for that, and hands it over.
 //!
 //! A buffer's records become durable in order: a flush follows the writes on the same connection
 //! and covers all before it. So whatever was acknowledged lies before the first record that is not

@@ -28,7 +28,7 @@ fn owner(entry: &Entry) -> Option<SenderId> {
 /// Finds the records of every buffer that is not free, in the order in which buffers were granted.
 /// Answers how each buffer ends.
 ///
-/// A record has no name of its own in this protocol: it is called by its buffer's epoch, cut to the
+/// A record has no separate name in this protocol: it is called by its buffer's epoch, cut to the
 /// bits of a stream, and its place in the buffer.
 ///
 /// # Errors
@@ -66,7 +66,7 @@ pub fn scan_segment(
         .and_then(|entry| Some((entry, owner(entry)?)));
     let (entry, sender) = buffer.ok_or_else(|| ReplicationError::Segment {
         segment,
-        state: "free, nobody's buffer, or beyond the table".to_owned(),
+        state: "free, not a buffer, or beyond the table".to_owned(),
         wanted: "a buffer",
     })?;
     let bytes = memory

@@ -44,7 +44,7 @@ pub struct TailwindSenderConfig {
     pub term: u32,
     /// The secret that backups let senders in by.
     pub token: Token,
-    /// The most records under way at once.
+    /// The most records in flight at once.
     pub max_records: usize,
     /// The most bytes of a record.
     pub max_record_bytes: usize,
@@ -100,7 +100,7 @@ pub struct TailwindSender {
 }
 
 impl TailwindSender {
-    /// A sender over an endpoint of its own.
+    /// A sender over its own endpoint.
     pub fn new(endpoint: Box<dyn Endpoint>, config: TailwindSenderConfig) -> TailwindSender {
         TailwindSender {
             ordered: endpoint.capabilities().write_order == WriteOrder::Posted,

@@ -51,7 +51,7 @@ impl Buffer {
     }
 }
 
-/// An operation under way.
+/// An operation in flight.
 struct Posted {
     context: u64,
     /// Of a flush: how many records are durable here once it completes.
@@ -78,7 +78,7 @@ pub(super) struct Slot {
     pub(super) asked: bool,
     /// Since when, by the first clock read after.
     pub(super) asked_us: Option<u64>,
-    /// Whether the caller has been told that it is open.
+    /// Whether it was reported to the caller as open.
     pub(super) told: bool,
     pub(super) buffer: Option<Buffer>,
     /// The open buffer's records, durable or not: what a replacement is given.
@@ -96,7 +96,8 @@ pub(super) struct Slot {
     sealed: Vec<u8>,
     /// The next of them, while it is sealed.
     part: Vec<u8>,
-    /// How many records of `waiting` and of those under way were there before the caller is told.
+    /// How many records of `waiting` and of those in flight were there before the caller is
+    /// notified.
     pub(super) owed: usize,
 }
 
@@ -122,7 +123,7 @@ impl Slot {
         }
     }
 
-    /// Moves to another host with nothing under way, to begin a buffer there.
+    /// Moves to another host with nothing in flight, to begin a buffer there.
     pub(super) fn move_to(&mut self, host: BackupId, connection: ConnectionId) {
         self.host = host;
         self.connection = connection;

@@ -85,7 +85,7 @@ struct Writer {
     open: BTreeSet<BackupId>,
     asked: BTreeSet<BackupId>,
     term: u32,
-    /// Records under way: their bytes and where they are meant to be.
+    /// Records in flight: their bytes and where they are meant to be.
     pending: HashMap<u64, (Vec<u8>, Vec<BackupId>)>,
     paused: bool,
 }
@@ -255,7 +255,7 @@ impl World {
             }
             Err(ReplicationError::Busy) => {}
             Err(ReplicationError::NotOpen(backup)) => {
-                // Its loss is told at the next poll.
+                // Its loss is reported at the next poll.
                 writer.open.remove(&backup);
             }
             Err(error) => panic!("seed {}: append: {error}", self.seed),
@@ -386,7 +386,7 @@ impl World {
         writer.paused = false;
         writer.open.clear();
         writer.asked.clear();
-        // What was under way may or may not be there; nobody was told.
+        // Records in flight may or may not be there; no outcome was reported.
         writer.pending.clear();
     }
 
@@ -449,7 +449,7 @@ impl World {
                 .collect()
         };
         let then = count(&before);
-        // Its packets may still be under way.
+        // Its packets may still be in flight.
         self.fabric.run_for(200_000);
         assert_eq!(
             then,
@@ -457,7 +457,7 @@ impl World {
             "seed {}: a fenced server wrote",
             self.seed
         );
-        // Nobody else may go on in the old term either.
+        // No other sender may go on in the old term either.
         (0..self.plan.senders).for_each(|n| self.kill_sender(n));
         self.start_senders();
     }
@@ -489,7 +489,7 @@ impl World {
         for record in &there {
             assert!(
                 self.issued.contains(record),
-                "seed {}: backup {n} holds {record:x?}, which nobody sent",
+                "seed {}: backup {n} holds {record:x?}, which no sender sent",
                 self.seed
             );
         }
@@ -527,7 +527,7 @@ impl World {
         self.durable.len()
     }
 
-    /// Records under way that nothing was heard of.
+    /// Records in flight without an outcome.
     pub fn pending(&self) -> usize {
         self.writers.iter().map(|writer| writer.pending.len()).sum()
     }

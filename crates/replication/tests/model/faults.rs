@@ -109,7 +109,7 @@ impl World {
             worker.opening.fill(false);
             worker
                 .failed
-                .extend(worker.under_way.drain().map(|(_, id)| id));
+                .extend(worker.in_flight.drain().map(|(_, id)| id));
         }
         self.shared.remove(&server);
     }

@@ -189,7 +189,7 @@ fn nor_does_a_fabric_that_needs_the_target_and_small_transfers() {
     run("small", &plan(small), 6);
 }
 
-/// Every line of 64 bytes takes effect by itself, with time in between for everything else.
+/// Every line of 64 bytes takes effect separately, with time in between for everything else.
 #[test]
 fn nor_do_writes_that_take_effect_line_by_line() {
     let lines = SimConfig {

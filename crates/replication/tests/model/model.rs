@@ -101,7 +101,7 @@ impl Model {
     fn check_found(&self, backup: u32, found: &ScannedRecord) -> u64 {
         let id = id_of(&found.bytes);
         let record = self.records.get(id as usize);
-        let record = record.unwrap_or_else(|| panic!("a record nobody sent: {found:?}"));
+        let record = record.unwrap_or_else(|| panic!("a record that was never sent: {found:?}"));
         assert!(
             found.bytes == content(id, record.len),
             "record {id} is not what was sent"

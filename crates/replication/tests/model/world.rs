@@ -17,7 +17,7 @@ use crate::model::{Attempt, Digest, Model, Record, SEGMENT_BYTES, content};
 
 const TOKEN: Token = Token(77);
 const BACKUP_BYTES: u64 = 192 << 10;
-/// A record lies in one buffer, with eight bytes of its own.
+/// A record lies in one buffer, with eight additional bytes.
 const TAILWIND_MAX: usize = SEGMENT_BYTES as usize - 8;
 
 pub struct Plan {
@@ -59,8 +59,8 @@ struct Worker {
     sender: Option<Box<dyn Sender>>,
     open: Vec<bool>,
     opening: Vec<bool>,
-    /// Records under way, by context.
-    under_way: HashMap<u64, u64>,
+    /// Records in flight, by context.
+    in_flight: HashMap<u64, u64>,
     failed: Vec<u64>,
 }
 
@@ -147,7 +147,7 @@ impl World {
                     sender: None,
                     open: vec![false; plan.backups as usize],
                     opening: vec![false; plan.backups as usize],
-                    under_way: HashMap::new(),
+                    in_flight: HashMap::new(),
                     failed: Vec::new(),
                 };
                 let endpoint = world.fabric.endpoint_with(&worker.name(), 4096);
@@ -257,10 +257,10 @@ impl World {
                     life: worker.life,
                     opens: self.model.opens[worker.life].clone(),
                 });
-                worker.under_way.insert(context, id);
+                worker.in_flight.insert(context, id);
             }
             Err(ReplicationError::Busy | ReplicationError::NotOpen(_)) => worker.failed.push(id),
-            // Records that are never cut have a limit, and it is told.
+            // Records that are never cut have a limit, and it is reported.
             Err(ReplicationError::TooLarge { len, max }) => {
                 let limit = match self.protocol {
                     Protocol::Tailwind => TAILWIND_MAX,
@@ -332,13 +332,13 @@ impl World {
                     worker.opening[backup.0 as usize] = false;
                 }
                 Outcome::Durable { context } => {
-                    let id = worker.under_way.remove(&context).expect("under way");
+                    let id = worker.in_flight.remove(&context).expect("in flight");
                     self.model.records[id as usize].durable = true;
                     self.durable += 1;
                     durable.push(id);
                 }
                 Outcome::Failed { context, .. } => {
-                    let id = worker.under_way.remove(&context).expect("under way");
+                    let id = worker.in_flight.remove(&context).expect("in flight");
                     worker.failed.push(id);
                     self.failed += 1;
                 }
@@ -462,12 +462,12 @@ impl World {
             .iter()
             .map(|worker| {
                 format!(
-                    "{} term {} open {:?} opening {:?}: {} under way, {} failed",
+                    "{} term {} open {:?} opening {:?}: {} in flight, {} failed",
                     worker.name(),
                     worker.term,
                     worker.open,
                     worker.opening,
-                    worker.under_way.len(),
+                    worker.in_flight.len(),
                     worker.failed.len()
                 )
             })

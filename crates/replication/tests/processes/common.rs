@@ -108,7 +108,7 @@ impl RecordId {
         bytes
     }
 
-    /// Whose record these bytes are; `None` if they are nobody's, or not all of it.
+    /// Whose record these bytes are; `None` if they belong to no record, or are not all of it.
     pub fn of(bytes: &[u8]) -> Option<RecordId> {
         let id = RecordId::decode(bytes)?;
         (id.content() == bytes).then_some(id)
@@ -163,7 +163,7 @@ impl Place {
         self.directory.join(format!("b{backup}.digested"))
     }
 
-    /// Records that a server was told are durable.
+    /// Records that were reported to a server as durable.
     pub fn durable(&self, server: u32) -> PathBuf {
         self.directory.join(format!("s{server}.durable"))
     }

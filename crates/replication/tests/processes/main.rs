@@ -1,5 +1,5 @@
-//! Every protocol between processes that are killed with SIGKILL at seeded moments: what a server
-//! was told is durable is whole in every backup's memory, and nothing is there in part.
+//! Every protocol between processes that are killed with SIGKILL at seeded moments: what was
+//! reported to a server as durable is whole in every backup's memory, and nothing is there in part.
 //!
 //! `CYCLONE_SEED=n` runs another seed, `CYCLONE_PROTOCOL=name` one protocol. Which instruction a
 //! kill meets is the machine's choice.
@@ -33,7 +33,7 @@ const PROTOCOLS: [Protocol; 8] = [
 /// Nothing takes longer, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Not a test of its own, but the other processes of those in this file.
+/// Not a test, but the other processes of those in this file.
 #[test]
 #[ignore = "the other processes of the tests in this file"]
 fn other_process() {
@@ -84,7 +84,7 @@ impl Other {
         }
     }
 
-    /// A process that ends by itself has something to say.
+    /// A process that ends without being killed has something to say.
     fn look_after(&mut self) {
         if let Some(status) = self.child.try_wait().expect("its state") {
             // Killed by a backup that could not wait for it, perhaps.

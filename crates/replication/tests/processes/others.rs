@@ -127,7 +127,7 @@ struct Worker {
     sender: Box<dyn Sender>,
     /// The address that a log was asked for at, and whether it is open.
     logs: HashMap<u32, (Address, bool)>,
-    under_way: HashMap<u64, RecordId>,
+    in_flight: HashMap<u64, RecordId>,
     again: Vec<RecordId>,
 }
 
@@ -147,7 +147,7 @@ fn serve(place: &Place, server: u32) {
                 id,
                 sender: sender(place.protocol, endpoint, config).expect("a sender"),
                 logs: HashMap::new(),
-                under_way: HashMap::new(),
+                in_flight: HashMap::new(),
                 again: Vec::new(),
             }
         })
@@ -206,7 +206,7 @@ fn append(worker: &mut Worker, id: RecordId, context: u64) -> bool {
     let backups: Vec<BackupId> = (0..BACKUPS).map(BackupId).collect();
     match worker.sender.append(&backups, &id.content(), context) {
         Ok(()) => {
-            worker.under_way.insert(context, id);
+            worker.in_flight.insert(context, id);
             true
         }
         Err(ReplicationError::Busy | ReplicationError::NotOpen(_)) => {
@@ -229,10 +229,10 @@ fn poll(worker: &mut Worker, now_us: u64, durable: &Path) {
                 }
             }
             Outcome::Durable { context } => {
-                ids.push(worker.under_way.remove(&context).expect("under way"));
+                ids.push(worker.in_flight.remove(&context).expect("in flight"));
             }
             Outcome::Failed { context, .. } => {
-                let id = worker.under_way.remove(&context).expect("under way");
+                let id = worker.in_flight.remove(&context).expect("in flight");
                 worker.again.push(id);
             }
             Outcome::Lost { backup, .. } => {

@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// Serves whoever asks; answers how many segments were used.
+    /// Serves all senders; returns how many segments were used.
     fn turn(&mut self) -> usize {
         self.backup.step(self.began.elapsed().as_micros() as u64);
         let mut used = Vec::new();
@@ -59,7 +59,7 @@ impl World {
         memory.read_vec(0, memory.len())
     }
 
-    /// Stops a server wherever it is and fences it off; answers whether that failed first.
+    /// Stops a server wherever it is and fences it off; returns whether that failed first.
     fn round(&mut self, term: u32) -> bool {
         let mut server = Other::start(&self.place, "flood", 0, term, term);
         let begun = Instant::now();
@@ -73,12 +73,12 @@ impl World {
             self.turn();
         }
         server.signal(Signal::STOP);
-        // A signal takes a moment to arrive on another CPU.
+        // A signal takes some time to arrive on another CPU.
         std::thread::sleep(Duration::from_millis(1));
         let is_refused = self.backup.fence_off(0, term + 1).is_err();
         if is_refused {
             let again = self.backup.fence_off(0, term + 1);
-            assert!(again.is_err(), "the copy is still under way");
+            assert!(again.is_err(), "the copy is still in progress");
             match self.random.below(2) {
                 0 => server.kill(),
                 _ => server.signal(Signal::CONT),

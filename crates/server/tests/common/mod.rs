@@ -89,8 +89,8 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of letters")
 }
 
-/// Sees a command through: on a machine that others use as well a leader may be busy for a moment,
-/// and says that nothing was done.
+/// Sees a command through: on a machine that others use as well a leader may be busy briefly, and
+/// says that nothing was done.
 #[track_caller]
 pub fn ask<T: redis::FromRedisValue>(
     connection: &mut redis::Connection,

@@ -1,5 +1,4 @@
-//! A key's operations made ready for the search: what each does, as far as it can be told
-//! beforehand.
+//! A key's operations made ready for the search: what each does, as far as it is known beforehand.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -9,7 +8,7 @@ pub(super) type State = u32;
 /// The key is absent.
 pub(super) const ABSENT: State = 0;
 
-/// What placing an operation does, as far as it can be told beforehand.
+/// What placing an operation does, as far as it is known beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Allowed in any state that agrees with `sees`; leads to this one.

@@ -154,7 +154,7 @@ impl<'a> Search<'a> {
         for index in 0..search.items.len() {
             let item = search.items[index];
             if index >= remaining {
-                // On such keys nobody can tell whether a write of an unseen value happened.
+                // On such keys it is unknown whether a write of an unseen value happened.
                 if search.exact_only && item.leaves == unseen && unseen.is_some() && item.blind() {
                     continue;
                 }
@@ -344,7 +344,7 @@ impl<'a> Search<'a> {
             if item.invoke_us > limit_us || (fragile && item.blind()) {
                 continue;
             }
-            // Nobody would notice.
+            // No later operation would notice.
             if self.exact_only
                 && let Some(leaves) = item.leaves
                 && counted(&self.observers, leaves) == 0

@@ -50,7 +50,7 @@ impl Budget {
     }
 }
 
-/// What was known at a moment: later answers are not there yet, later invocations neither.
+/// What was known at a point in time: later answers are not there yet, later invocations neither.
 fn up_to(operations: &[&Operation], now_us: u64) -> Vec<Operation> {
     let mut known = Vec::new();
     for operation in operations.iter().filter(|o| o.invoke_us <= now_us) {

@@ -47,7 +47,7 @@ impl Machine {
 
     /// A page of the flash rots or becomes unreadable, but none that was written last: that one
     /// would look as if its write had been cut short, and as the only durable level flash is
-    /// believed not to do that. Answers whether there was a page.
+    /// believed not to do that. Returns whether there was a page.
     pub fn rot_flash(&mut self) -> bool {
         if self.flash.is_empty() {
             return false;
@@ -70,7 +70,7 @@ impl Machine {
         true
     }
 
-    /// Flips a bit of what is persisted. Answers whether anything was.
+    /// Flips a bit of what is persisted. Returns whether anything was.
     pub fn rot(&mut self) -> bool {
         let Some(region) = &self.region else {
             return false;
@@ -89,7 +89,7 @@ impl Machine {
         false
     }
 
-    /// Its next start is told of another flash, or of none. Answers of which the last one was.
+    /// Its next start gets another flash, or none. Returns the one of the last start.
     pub fn swap_flash(&mut self, flash: Option<FlashConfig>) -> Option<FlashConfig> {
         std::mem::replace(&mut self.config.flash, flash)
     }

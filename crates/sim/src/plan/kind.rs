@@ -40,7 +40,7 @@ kinds! {
     OneWay = "one-way",
     /// A link holds everything back, then releases it at once.
     Clog = "clog",
-    /// Whoever leads is cut off from the others, again and again.
+    /// The leader is cut off from the others, again and again.
     Flutter = "flutter",
     /// A process is killed between two steps, and restarted.
     Kill = "kill",
@@ -108,11 +108,11 @@ kinds! {
     Gangs = "gangs",
     /// Keys that expire.
     Expiry = "expiry",
-    /// Commands that ask much of whoever applies them, some of them too much.
+    /// Commands that cost much to apply, some of them too much.
     Amplify = "amplify",
-    /// Each log is moved by a loop of its own.
+    /// Each log is moved by its own loop.
     OwnLoops = "own-loops",
-    /// Nobody asks for anything for a while, so that replicas rest.
+    /// No client sends requests for a while, so that replicas are quiescent.
     Lull = "lull",
     /// An operator adds, promotes, replaces and removes replicas.
     Members = "members",

@@ -44,7 +44,7 @@ impl<K: Kv> KvMachine<K> {
         })
     }
 
-    /// A scan of the map, or of a view of it, that ends as soon as nobody waits for it any more.
+    /// A scan of the map, or of a view of it, that ends as soon as scans are cancelled.
     fn walk(&self, scan: &Scan<'_>, from: &[u8], visit: &mut Visit<'_>) -> Result<(), ApplyError> {
         let mut is_cut = false;
         scan(from, &mut |key, value| {
@@ -52,7 +52,7 @@ impl<K: Kv> KvMachine<K> {
             !is_cut && visit(key, value)
         })?;
         match is_cut {
-            true => Err(ApplyError::WouldBlock),
+            true => Err(ApplyError::Cancelled),
             false => Ok(()),
         }
     }
@@ -95,7 +95,7 @@ impl<K: Kv> KvMachine<K> {
             // The clocks before the values, as for every read.
             Ok((self.clocks().collect(), self.kv.hold()?))
         };
-        // One replica's views of several terms are told apart too: it may have been restarted in
+        // One replica's views of several terms are distinguished too: it may have been restarted in
         // between.
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {

@@ -101,9 +101,9 @@ fn entry(index: u64) -> EntryInput<'static> {
 }
 
 #[test]
-fn a_hash_under_way_ends_when_nobody_waits_for_it() {
+fn a_running_hash_ends_when_scans_are_cancelled() {
     let (entered, has_entered) = channel();
-    let (_let_go, go_on) = channel();
+    let (_release, go_on) = channel();
     let machine = KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap();
     machine.kv.has_endless_keys.store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn a_hash_under_way_ends_when_nobody_waits_for_it() {
         assert!(!hashing.is_finished());
         machine.cancel_scans();
         let ended = hashing.join().unwrap();
-        assert!(matches!(ended, Err(ApplyError::WouldBlock)), "{ended:?}");
+        assert!(matches!(ended, Err(ApplyError::Cancelled)), "{ended:?}");
     });
 }
 
@@ -122,7 +122,7 @@ fn a_hash_under_way_ends_when_nobody_waits_for_it() {
 #[test]
 fn what_the_map_is_behind_with_is_carried_out_once() {
     let (entered, has_entered) = channel();
-    let (let_go, go_on) = channel();
+    let (release, go_on) = channel();
     let machine = KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap();
     let kv = &machine.kv;
     let try_often = |index| {
@@ -137,7 +137,7 @@ fn what_the_map_is_behind_with_is_carried_out_once() {
     kv.is_behind.store(true, Ordering::Relaxed);
     assert_eq!(try_often(1), 1);
     // A worker goes on, and the loop may try what comes next.
-    let_go.send(()).unwrap();
+    release.send(()).unwrap();
     machine.apply(0, &[entry(1)], Mode::Blocking).unwrap();
     has_entered.recv().unwrap();
     kv.is_behind.store(false, Ordering::Relaxed);
@@ -151,7 +151,7 @@ fn what_the_map_is_behind_with_is_carried_out_once() {
 #[test]
 fn the_loop_does_not_wait_for_a_worker() {
     let (entered, has_entered) = channel();
-    let (let_go, go_on) = channel();
+    let (release, go_on) = channel();
     let machine = Arc::new(KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap());
     let worker = {
         let machine = Arc::clone(&machine);
@@ -161,7 +161,7 @@ fn the_loop_does_not_wait_for_a_worker() {
     assert_eq!(machine.applied(0), (0, 0));
     let tried = machine.apply(0, &[entry(1), entry(2)], Mode::NonBlocking);
     assert!(matches!(tried, Err(ApplyError::WouldBlock)));
-    let_go.send(()).unwrap();
+    release.send(()).unwrap();
     worker.join().unwrap().unwrap();
     assert_eq!(machine.applied(0), (1, 1));
     assert_eq!(

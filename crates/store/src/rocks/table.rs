@@ -185,8 +185,7 @@ impl FrozenTable {
     pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>)) {
         let bytes = &self.table.bytes[..];
         for slots in self.order().chunks(PREFETCH_SLOTS) {
-            // They lie anywhere: looking at all of them first makes the CPU fetch them side by
-            // side.
+            // They lie anywhere: reading all of them first makes the CPU fetch them side by side.
             let ends = slots.iter().map(|slot| {
                 let last = slot.at + (slot.key as usize + slot.value as usize).saturating_sub(1);
                 [slot.at, last].map(|at| bytes.get(at).copied().unwrap_or_default())

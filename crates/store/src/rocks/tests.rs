@@ -54,8 +54,8 @@ fn compactions_give_way_and_flushes_do_not() {
     assert!(compacting > 0 && flushing > 0);
 }
 
-/// Money goes to and fro between accounts, some of it by way of removing one; whoever looks, and
-/// however, finds all of it.
+/// Money goes to and fro between accounts, some of it by way of removing one; every reader, by
+/// every way of reading, finds all of it.
 #[test]
 fn one_moment_is_one_moment_at_every_stage() {
     let place = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ fn what_an_unfinished_installation_left_goes_before_the_database_is_opened() {
 }
 
 #[test]
-fn a_thread_that_hangs_is_not_waited_for_for_ever() {
+fn a_thread_that_hangs_is_not_waited_for_without_end() {
     let write_buffer = WriteBuffer::new(1000);
     let writing = write_buffer.begin(Mode::Blocking).unwrap();
     let change = Change::Put(b"key", b"value");
@@ -224,13 +224,16 @@ fn a_thread_that_hangs_is_not_waited_for_for_ever() {
         .unwrap();
     drop(writing);
     write_buffer.stop();
-    assert!(!write_buffer.wait_for_thread_end(), "nobody hands it over");
+    assert!(
+        !write_buffer.wait_for_thread_end(),
+        "no thread hands it over"
+    );
     write_buffer.fail(ApplyError::Fatal("ended".to_owned()));
     assert!(write_buffer.wait_for_thread_end());
 }
 
 /// A checkpoint was asked for while another one was being installed. It took the new state's files
-/// and the old state's indexes, and whoever installed it skipped the entries between.
+/// and the old state's indexes, and the replica that installed it skipped the entries between.
 #[test]
 fn a_checkpoint_during_an_installation_is_what_it_says() {
     let place = tempfile::tempdir().unwrap();

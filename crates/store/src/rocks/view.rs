@@ -90,7 +90,7 @@ impl SnapshotView {
         self.walk(from, Some(to), options, visit)
     }
 
-    /// Visits keys in order; answers whether it got as far as was wanted.
+    /// Visits keys in order; returns whether it got as far as was wanted.
     fn walk(
         &self,
         from: &[u8],

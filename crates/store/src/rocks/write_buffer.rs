@@ -19,20 +19,20 @@ use crate::machine::{ApplyError, Mode};
 /// Tables that may wait for the thread; with one more, writers do. So they do when those that wait
 /// have as many bytes together, in fewer tables that long values have made larger.
 const MAX_FROZEN: u64 = 8;
-/// With as many, those who look at a moment wait before they freeze another, however little is in
-/// it.
+/// With as many, readers of a snapshot wait before they freeze another, however little is in it.
 const MAX_SMALL_FROZEN: u64 = 16;
 
-/// With one that takes changes and one that the thread hands over, nobody asks for memory while the
-/// thread keeps up.
+/// With one that takes changes and one that the thread hands over, no thread allocates memory while
+/// the thread keeps up.
 const MAX_SPARE: usize = 2;
 
-/// So often the event loop tries a lock that somebody has for a moment, in some ten microseconds.
-/// Whoever has it for longer has been interrupted, and gets the CPU back when others have had it.
+/// So often the event loop tries a lock that another thread holds briefly, in some ten
+/// microseconds. A thread that holds it longer has been interrupted, and gets the CPU back when
+/// others have had it.
 const LOCK_TRIES: u32 = 300;
 
-/// While the disk is full, who waits for the thread is told so after this time, and it tries again
-/// after as much.
+/// While the disk is full, callers that wait for the thread get an error after this time, and it
+/// tries again after as much.
 pub(super) const DISK_FULL_WAIT: Duration = Duration::from_millis(200);
 /// A thread that has handed nothing over for so long hangs in RocksDB: it waits there for a
 /// compaction that has no room.
@@ -98,14 +98,14 @@ pub(super) struct WriteBuffer {
     tables: RwLock<Tables>,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// The event loop has tried a lock in vain, and does not try long until it gets one: of a
+    /// The event loop has failed to get a lock, and does not try long until it gets one: of a
     /// thousand reads one finds out.
     lock_contended: AtomicBool,
     /// Bytes after which a table is full.
     limit: usize,
 }
 
-/// Nobody else writes meanwhile.
+/// No other thread writes meanwhile.
 pub(super) type Writing<'a> = MutexGuard<'a, ()>;
 
 impl WriteBuffer {
@@ -181,9 +181,9 @@ impl WriteBuffer {
             std::hint::spin_loop();
             tried = attempt();
         }
-        let is_in_vain = matches!(tried, Err(TryLockError::WouldBlock));
-        if is_in_vain != was_contended {
-            self.lock_contended.store(is_in_vain, Ordering::Relaxed);
+        let is_contended = matches!(tried, Err(TryLockError::WouldBlock));
+        if is_contended != was_contended {
+            self.lock_contended.store(is_contended, Ordering::Relaxed);
         }
         tried
     }
@@ -219,7 +219,7 @@ impl WriteBuffer {
     ) -> Result<(), ApplyError> {
         let bytes: usize = changes.iter().map(size).sum();
         if bytes > self.max_frozen_bytes() && mode == Mode::Blocking {
-            // They are much by themselves: nothing else waits beside them.
+            // They are large alone: nothing else waits beside them.
             self.drain()?;
         }
         let is_full = |tables: &Tables| {
@@ -298,7 +298,7 @@ impl WriteBuffer {
         self.limit.saturating_mul(MAX_FROZEN as usize)
     }
 
-    /// Waits until another table may be frozen for looking at a moment.
+    /// Waits until another table may be frozen for a snapshot.
     ///
     /// # Errors
     /// Why the thread cannot go on.
@@ -315,8 +315,8 @@ impl WriteBuffer {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the thread to get on. Not for ever: on a full disk nobody knows how long that is,
-    /// and RocksDB may not come back to say so.
+    /// Waits for the thread to get on. Not without limit: on a full disk the length of the wait is
+    /// unknown, and RocksDB may not come back to say so.
     fn wait<'a>(
         &self,
         progress: MutexGuard<'a, Progress>,
@@ -439,7 +439,7 @@ impl WriteBuffer {
         Ok(())
     }
 
-    /// Forgets everything: another state takes its place. Nobody hands a table over meanwhile.
+    /// Forgets everything: another state takes its place. No thread hands a table over meanwhile.
     pub(super) fn discard(&self, _writing: &Writing<'_>) {
         let mut tables = self.tables_mut();
         tables.active.clear();
@@ -482,7 +482,7 @@ impl WriteBuffer {
         progress.throttle.end(Instant::now());
         drop(progress);
         self.changed.notify_all();
-        // Nobody waits while its memory is made ready again.
+        // No thread waits while its memory is made ready again.
         if let Some(frozen) = Arc::into_inner(table) {
             let mut spare = frozen.into_inner();
             // One that a large value has made larger is not kept.
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_waits_for_nobody_who_has_a_lock() {
+    fn a_non_blocking_caller_does_not_wait_for_a_lock() {
         let write_buffer = WriteBuffer::new(1000);
         let holder = write_buffer.progress();
         assert!(!write_buffer.lock_contended.load(Ordering::Relaxed));
@@ -573,7 +573,7 @@ mod tests {
             &changes,
             Mode::NonBlocking
         )));
-        // Who has tried in vain does not try long.
+        // After a failed try the next one is short.
         assert!(write_buffer.lock_contended.load(Ordering::Relaxed));
         drop(holder);
         assert!(would_block(write_buffer.begin(Mode::NonBlocking)));

@@ -1,14 +1,14 @@
 //! How fast writers may go while the thread that feeds RocksDB is behind: RocksDB slows down what
 //! it is given when compactions fall behind, and a table of megabytes then takes it half a second.
 //! Writers who each wait for a while go as fast as writers who take turns at waiting for a whole
-//! table, and nobody waits long.
+//! table, and no writer waits long.
 
 use std::time::{Duration, Instant};
 
 /// With more tables waiting writers are slowed down: with as many again they go at two thirds of
 /// the thread's speed.
 const FREE: u64 = 3;
-/// Nobody waits longer because of one write.
+/// No writer waits longer because of one write.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// The thread's speed, and when the next write is due.
@@ -53,8 +53,8 @@ impl WriteThrottle {
             self.due = None;
             return;
         }
-        let under_way = self.begun.map_or(Duration::ZERO, |begun| now - begun);
-        let table = self.last.max(under_way);
+        let in_flight = self.begun.map_or(Duration::ZERO, |begun| now - begun);
+        let table = self.last.max(in_flight);
         // At two tables more than are free writers are as fast as the thread.
         let cost = table.mul_f64(part * behind as f64 / 2.0).min(LONGEST);
         let due = self.due.map_or(now, |due| due.max(now));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_under_way_counts_for_what_it_takes_already() {
+    fn a_table_in_progress_counts_for_the_time_it_took_already() {
         let begun = Instant::now();
         let mut throttle = WriteThrottle::new();
         throttle.begin(begun);

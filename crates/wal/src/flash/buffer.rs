@@ -157,8 +157,8 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         let at = self.number * self.block.buffer_bytes;
         let start = self.block.start.as_ptr().wrapping_add(at);
-        // SAFETY: within the block, zeroed by the kernel, and this buffer's number is held by
-        // nobody else.
+        // SAFETY: within the block, zeroed by the kernel, and this buffer's number has no other
+        // holder.
         unsafe { std::slice::from_raw_parts(start, self.block.buffer_bytes) }
     }
 }

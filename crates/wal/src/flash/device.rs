@@ -81,7 +81,7 @@ pub trait FlashDevice: Send {
     /// changes no metadata.
     fn grown_bytes(&self) -> u64;
 
-    /// Has so many bytes from the area's beginning set aside, so that nobody else can take them.
+    /// Has so many bytes from the area's beginning set aside, so that no other file can take them.
     /// Nothing is written, and [`FlashDevice::grown_bytes`] stays. A device that cannot do so
     /// leaves it. For starting up only.
     ///

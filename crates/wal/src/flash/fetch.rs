@@ -14,7 +14,7 @@ use super::log::FlashLog;
 const READERS: usize = 8;
 /// Reads of one fetch: the device works while entries are put together.
 const AHEAD: usize = 4;
-/// Fetches that may wait or be under way.
+/// Fetches that may be queued or in flight.
 const MAX_FETCHES: usize = 64;
 
 /// Names a fetch.
@@ -30,8 +30,8 @@ pub enum FetchError {
         /// The entry.
         index: u64,
     },
-    /// Too many fetches under way.
-    #[error("{0} fetches are under way")]
+    /// Too many fetches in flight.
+    #[error("{0} fetches are in flight")]
     Busy(usize),
     /// The device failed.
     #[error("reading entry {index}, page {page} of the flash log: {source}")]
@@ -72,7 +72,7 @@ pub struct Fetched {
     pub result: Result<Vec<StoredEntry>, FetchError>,
 }
 
-/// A read under way, or come back before its turn.
+/// A read in flight, or completed before its turn.
 struct Reading {
     token: u64,
     pages: u64,
@@ -171,7 +171,7 @@ impl FlashLog {
         self.fetches.done.pop_front()
     }
 
-    /// Fetches under way.
+    /// Fetches in flight.
     pub fn fetching(&self) -> usize {
         self.fetches.queue.len()
     }
@@ -196,7 +196,7 @@ impl FlashLog {
     }
 
     /// Hands over a fetch's next read. `Some(false)`: the fetch has come to its end; `None`: too
-    /// much is under way.
+    /// many reads are in flight.
     fn read_for(&mut self, place: usize, now_us: u64) -> Option<bool> {
         let segment = self.segment_pages();
         let fetch = &self.fetches.queue[place];

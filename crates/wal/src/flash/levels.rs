@@ -37,8 +37,8 @@ pub enum RebuildError {
 
 impl FlashLog {
     /// As the second level: checks what was found on flash against the ring, and sees to it that
-    /// draining can go on. Entries in both levels are told by their index; the ring's are the ones
-    /// that count. `applied` is the last entry that the store survives a crash with.
+    /// draining can go on. Entries in both levels are matched by their index; the ring's are the
+    /// ones that count. `applied` is the last entry that the store survives a crash with.
     ///
     /// # Errors
     /// [`FlashError::Levels`]: entries that the store lacks are in neither level, or one of the levels is older than it
@@ -115,8 +115,8 @@ impl FlashLog {
 
     /// As the only level: formats a ring that holds what flash says. It begins behind `applied` or
     /// the commit index, whichever is higher: what the store lacks below that is read from flash.
-    /// Where the ring might not take all of it, large payloads go into frames of `pool`, of which
-    /// nobody else takes any meanwhile.
+    /// Where the ring might not take all of it, large payloads go into frames of `pool`, from which
+    /// no other code takes any meanwhile.
     ///
     /// # Errors
     /// See [`RebuildError`].

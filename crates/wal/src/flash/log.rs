@@ -15,8 +15,8 @@ use super::spec::FlashSpec;
 use super::terms::Terms;
 use super::write::{Current, OpenPage, Write};
 
-/// How the log is doing. Nothing that it holds is lost in any of these; it goes on by itself once
-/// the reason is gone.
+/// How the log is doing. Nothing that it holds is lost in any of these; it goes on automatically
+/// once the reason is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlashState {
     /// Everything handed over is durable, or on its way.
@@ -134,7 +134,7 @@ pub struct FlashLog {
     pub(crate) spec: FlashSpec,
     pub(crate) buffers: Buffers,
     pub(crate) life: u32,
-    /// Opened for looking at: nothing is written of its own accord.
+    /// Opened for inspection: nothing is written without a request.
     pub(crate) read_only: bool,
     /// First page that is needed: a segment's first.
     pub(crate) first: u64,
@@ -142,7 +142,7 @@ pub struct FlashLog {
     pub(crate) first_durable: u64,
     /// What new pages say about it: only what is proven by then.
     pub(crate) first_published: u64,
-    /// `first` may be told once all pages below this are durable.
+    /// `first` may be reported once all pages below this are durable.
     pub(crate) first_proven: u64,
     /// All pages below are durable.
     pub(crate) durable: u64,
@@ -156,7 +156,7 @@ pub struct FlashLog {
     pub(crate) grown: u64,
     /// A segment of zeros is on its way.
     pub(crate) growing: bool,
-    /// When to go on growing while nobody waits for it.
+    /// When to go on growing while no caller waits for it.
     pub(crate) grow_due_us: u64,
     pub(crate) grow_failed: Option<GrowFailed>,
     pub(crate) writes: VecDeque<Write>,

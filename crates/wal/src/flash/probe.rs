@@ -75,9 +75,9 @@ impl fmt::Display for FlashFacts {
         match (self.atomic_bytes, self.physical_block_bytes) {
             (Some(bytes), _) if bytes >= 4096 => f.write_str("; 4 KiB pages are written whole"),
             (_, Some(bytes)) if bytes >= 4096 => {
-                f.write_str("; 4 KiB pages are probably written whole, torn ones are told")
+                f.write_str("; 4 KiB pages are probably written whole, torn ones are detected")
             }
-            _ => f.write_str("; pages may tear, torn ones are told"),
+            _ => f.write_str("; pages may tear, torn ones are detected"),
         }
     }
 }

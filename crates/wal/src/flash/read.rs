@@ -26,7 +26,7 @@ const SALVAGED: usize = 8;
 /// Names the requests that are waited for.
 pub(crate) const WAITED_FOR: u64 = u64::MAX;
 
-/// Reads or writes one piece and waits for it, with nothing else under way.
+/// Reads or writes one piece and waits for it, with no other request in flight.
 pub(crate) fn blocking(
     device: &mut dyn FlashDevice,
     action: Action,
@@ -127,7 +127,7 @@ impl FlashLog {
             match result {
                 Ok(buffer) => pages(&buffer),
                 Err(error) => {
-                    // One page after the other is read with nothing else under way.
+                    // One page after the other is read with no other request in flight.
                     while self.device.outstanding() > 0 {
                         self.take_segments(&mut done, &mut ready);
                     }
@@ -142,7 +142,7 @@ impl FlashLog {
         Ok(unreadable)
     }
 
-    /// Asks for a segment; `false` if too much is under way.
+    /// Asks for a segment; `false` if too many requests are in flight.
     fn ask_segment(&mut self, place: u64) -> bool {
         let segment = self.segment_pages();
         let Some(buffer) = self.buffers.take() else {

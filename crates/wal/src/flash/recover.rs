@@ -89,7 +89,7 @@ impl FlashLog {
         Ok(log)
     }
 
-    /// Writes a page and waits for it, while other requests may be under way.
+    /// Writes a page and waits for it, while other requests may be in flight.
     fn write_and_wait(
         &mut self,
         offset: u64,
@@ -237,8 +237,8 @@ impl FlashLog {
         Ok((log, recovered))
     }
 
-    /// Opens whatever area is there, for looking at it. Nothing is written, not by
-    /// [`FlashLog::poll`] either.
+    /// Opens whatever area is there, for inspection. Nothing is written, not by [`FlashLog::poll`]
+    /// either.
     ///
     /// # Errors
     /// As [`FlashLog::open`].

@@ -10,7 +10,7 @@ use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 
 /// Bytes that are written or not, where a page may tear.
 const SECTOR: usize = 512;
-/// Pages that count as written last: more than writes may be under way.
+/// Pages that count as written last: more than the writes that may be in flight.
 const LATEST: usize = 128;
 
 const BLANK: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
@@ -45,11 +45,11 @@ struct Disk {
     writes: u64,
     /// Longest time that a request takes.
     latency_us: u64,
-    /// Under way: when it comes back, the device that handed it over, and what it is.
+    /// Requests in flight: when each completes, the device that handed it over, and what it is.
     waiting: VecDeque<(u64, u64, Request)>,
     now_us: u64,
     outstanding_limit: usize,
-    /// The device in use; what an earlier one handed over goes on, but comes back to nobody.
+    /// The device in use; requests of an earlier one continue, but their completions are dropped.
     device: u64,
 }
 
@@ -127,7 +127,7 @@ impl Disk {
     }
 }
 
-/// The disk itself: for faults, crashes, and looking at it.
+/// The disk itself: for faults, crashes, and inspection.
 #[derive(Clone)]
 pub struct SimDisk {
     disk: Arc<Mutex<Disk>>,
@@ -157,7 +157,7 @@ impl SimDisk {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device on it. What an earlier one left under way goes on.
+    /// A device on it. Requests that an earlier one left in flight continue.
     pub fn device(&self) -> SimFlash {
         let mut disk = self.lock();
         disk.device += 1;
@@ -177,13 +177,13 @@ impl SimDisk {
         }
     }
 
-    /// The process has ended: what it had under way is done.
+    /// The process has ended: its requests in flight are completed.
     pub fn settle(&self) {
         let mut disk = self.lock();
         // The next process's clock may show less.
         disk.now_us = 0;
         for (_, _, mut request) in std::mem::take(&mut disk.waiting) {
-            // Its owner is gone and will not be told.
+            // Its owner is gone and will not be notified.
             let _ = disk.finish(&mut request);
         }
     }
@@ -198,13 +198,13 @@ impl SimDisk {
         self.lock().writes
     }
 
-    /// Requests under way.
+    /// Requests in flight.
     pub fn outstanding(&self) -> usize {
         self.lock().waiting.len()
     }
 
-    /// The power fails: of every write under way each page has reached the medium or not, or half
-    /// of it has where pages may tear. Answers how many pages were at stake.
+    /// The power fails: of every write in flight each page has reached the medium or not, or half
+    /// of it has where pages may tear. Returns how many pages were at stake.
     pub fn crash(&self, seed: u64) -> usize {
         let mut disk = self.lock();
         disk.random ^= seed.rotate_left(17);
@@ -229,7 +229,7 @@ impl SimDisk {
         at_stake
     }
 
-    /// A copy of the disk as it stands, with nothing under way.
+    /// A copy of the disk as it stands, with no request in flight.
     pub fn copy(&self, seed: u64) -> SimDisk {
         let disk = self.lock();
         let copy = SimDisk::new(disk.bytes, seed);
@@ -242,7 +242,7 @@ impl SimDisk {
     }
 
     /// A copy of the disk as a power failure now could leave it: see [`SimDisk::crash`]. `choose`
-    /// decides per page under way: 0 not written, 1 written, 2 torn.
+    /// decides per page in flight: 0 not written, 1 written, 2 torn.
     pub fn crashed_copy(&self, mut choose: impl FnMut(usize) -> u8) -> SimDisk {
         let copy = self.copy(1);
         let disk = self.lock();
@@ -266,7 +266,7 @@ impl SimDisk {
         copy
     }
 
-    /// Pages of writes under way.
+    /// Pages of writes in flight.
     pub fn in_flight_pages(&self) -> usize {
         let disk = self.lock();
         let writes = disk

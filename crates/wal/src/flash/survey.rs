@@ -168,7 +168,7 @@ impl AreaScan {
     }
 
     /// Takes once more the next of the pages in which an object from the area's end may go on.
-    /// Answers whether it reads as before.
+    /// Returns whether it reads as before.
     pub(crate) fn reread_page(&mut self, bytes: &[u8]) -> bool {
         let place = self.next % self.block.pages;
         let header = self.header(place, bytes);

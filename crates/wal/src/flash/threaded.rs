@@ -97,8 +97,8 @@ impl AreaFile {
         match reserved {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(error) => {
-                // It may have taken all that there was, which others need. Nothing is under way
-                // that lengthens the file.
+                // It may have taken all that there was, which others need. No request in flight
+                // lengthens the file.
                 let _ = self.file.set_len(there.len());
                 match error {
                     // No file is ever so large.
@@ -123,8 +123,8 @@ impl AreaFile {
     }
 }
 
-/// Locks the file. A process that has just ended may leave the kernel at work for a moment on what
-/// it had under way, and the file is locked until that is done.
+/// Locks the file. A process that has just ended may leave the kernel at work for a short time on
+/// its requests in flight, and the file is locked until that is done.
 fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
     let until = Instant::now() + LOCK_PATIENCE;
     loop {
@@ -165,7 +165,7 @@ impl ThreadedFlash {
         ThreadedFlash::over(AreaFile::open(path, true)?, bytes)
     }
 
-    /// Opens an area's file for looking at it, whatever its size: writes fail.
+    /// Opens an area's file for inspection, whatever its size: writes fail.
     ///
     /// # Errors
     /// As [`ThreadedFlash::open`], and when there is none.

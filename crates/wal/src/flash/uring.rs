@@ -26,7 +26,7 @@ pub struct UringFlash {
     /// Requests that the kernel works on; their place is their name there.
     in_flight: Vec<Option<Request>>,
     free: Vec<usize>,
-    /// Some are in the queue, and the kernel has not been told.
+    /// Some are in the queue, and have not been submitted to the kernel.
     needs_submit: bool,
 }
 

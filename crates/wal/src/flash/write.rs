@@ -17,7 +17,7 @@ use super::device::{Action, Completion, DeviceError, Request};
 use super::log::{Blocked, FlashLog};
 use crate::ring::Ring;
 
-/// Time between looks at a device that cannot wake its owner.
+/// Time between polls of a device that cannot wake its owner.
 const POLL_US: u64 = 200;
 /// Tokens of writes that prepare space.
 const GROW: u64 = 1 << 62;
@@ -58,7 +58,7 @@ pub(crate) struct Write {
 enum Placed {
     Whole,
     Blocked,
-    /// The ring has let go of it, which it does only with entries that were replaced.
+    /// The ring has freed it, which it does only with entries that were replaced.
     GivenUp,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Current {
 
 impl FlashLog {
     /// Takes entries from the ring, up to and including `upto`, as far as there is room. What is
-    /// incomplete goes on with the next call. Answers whether anything moved.
+    /// incomplete goes on with the next call. Returns whether anything moved.
     pub fn pump(&mut self, ring: &Ring, upto: u64, now_us: u64) -> bool {
         self.pump_from(Some(ring), upto, now_us)
     }
@@ -336,7 +336,7 @@ impl FlashLog {
         }
     }
 
-    /// As the only level: nobody waits longer than for a write's turn.
+    /// As the only level: no caller waits longer than for a write's turn.
     fn flush_groups(&mut self) {
         if self.block.mode == FlashMode::Only
             && self.filling.is_some()
@@ -404,7 +404,7 @@ impl FlashLog {
         work
     }
 
-    /// When [`FlashLog::poll`] has something to do by itself.
+    /// When [`FlashLog::poll`] has something to do without new input.
     pub fn deadline_us(&self) -> u64 {
         let flush = self.filling.as_ref();
         let flush = flush.map_or(u64::MAX, |filling| {
@@ -424,7 +424,7 @@ impl FlashLog {
             _ => u64::MAX,
         };
         let retries = retries.min().unwrap_or(u64::MAX);
-        // A device that cannot wake its owner is looked at often.
+        // A device that cannot wake its owner is polled often.
         let poll = match self.device.descriptor() {
             None if self.device.outstanding() > 0 => self.polled_us + POLL_US,
             _ => u64::MAX,
@@ -480,8 +480,8 @@ impl FlashLog {
         self.settle_ends();
     }
 
-    /// A page without records is worth writing: there was trimming that no page tells of while room
-    /// is short, or the last pages have nobody who vouches that they were durable.
+    /// A page without records is worth writing: there was trimming that no page records while room
+    /// is short, or no later page vouches that the last pages were durable.
     fn needs_commit_mark(&self) -> bool {
         let quiet = self.filling.is_none() && self.writes.is_empty() && !self.read_only;
         let short = self.tail + 2 * self.segment_pages() >= self.first_durable + self.block.pages;

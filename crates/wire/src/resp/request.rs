@@ -1,5 +1,5 @@
 //! Requests: an incremental parser that leaves the arguments where they arrived and remembers how
-//! far it came, so that a large value arriving in pieces is looked at once.
+//! far it came, so that a large value arriving in pieces is scanned once.
 
 use super::inline;
 use super::number::parse_i64;

@@ -171,7 +171,7 @@ fn oversize_requests_are_skipped_and_the_stream_goes_on() {
 }
 
 #[test]
-fn what_a_request_occupies_is_told_and_given_back() {
+fn the_memory_of_a_request_is_reported_and_given_back() {
     let mut parser = RequestParser::new(Limits::default());
     let array = [&b"*1001\r\n"[..], &b"$0\r\n\r\n".repeat(1000)].concat();
     assert_eq!(parser.parse(&array), Ok(Parsed::Incomplete));

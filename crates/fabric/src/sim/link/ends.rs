@@ -6,7 +6,7 @@ use crate::sim::net::{Due, Net, Way};
 use crate::sim::target::Span;
 
 impl Net {
-    /// Ends what goes one way; with `torn`, the operation under way lands in part first.
+    /// Ends what goes one way; with `torn`, the operation in flight lands in part first.
     pub(in crate::sim) fn stop_way(&mut self, way: Way, torn: bool) {
         if self.way(way).stopped {
             return;

@@ -1,5 +1,5 @@
-//! What COMMAND tells of commands and their subcommands, as Redis 7.2 does: for clients, not for
-//! this program.
+//! What COMMAND reports about commands and their subcommands, as Redis 7.2 does: for clients, not
+//! for this program.
 
 use cyclone_wire::resp::Args;
 
@@ -69,7 +69,7 @@ pub(crate) fn of(name: &str) -> Option<&'static Facts> {
     Some(&COMMANDS[at])
 }
 
-/// A command's subcommands, by name; none where they are no commands of their own.
+/// A command's subcommands, by name; none where they are no separate commands.
 pub(crate) fn subcommands(container: &str) -> &'static [Facts] {
     let place = |facts: &Facts| {
         facts

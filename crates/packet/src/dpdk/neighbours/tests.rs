@@ -11,7 +11,7 @@ fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Carries calls to and fro between two ends, port by port, until nobody has more to say.
+/// Carries calls to and fro between two ends, port by port, until neither end has more to say.
 fn carry(now_us: u64, mut calls: Vec<OutgoingPacket>, a: &mut Neighbours, b: &mut Neighbours) {
     let mut at_b = true;
     for _ in 0..4 {
@@ -48,7 +48,7 @@ fn asked_once_then_known_both_ways_until_it_is_old() {
 }
 
 #[test]
-fn what_we_listen_to_is_told_every_minute_and_twice_with_where_we_are_with_a_new_cable() {
+fn group_reports_are_sent_every_minute_and_twice_with_our_address_for_a_new_cable() {
     let mut ours = Neighbours::new(at("[fd77::1]:1").ip(), None, vec![MAC[0], MAC[1]]);
     let mut announced = |now_us, is_up| {
         let mut calls = Vec::new();
@@ -70,7 +70,7 @@ fn what_we_listen_to_is_told_every_minute_and_twice_with_where_we_are_with_a_new
     ] {
         assert_eq!(announced(now_us, is_up), expected, "{now_us}");
     }
-    // Over IPv4 questions go to everybody: only where we are is told.
+    // Over IPv4 questions go to everybody: only our address is announced.
     let mut v4 = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0]]);
     let mut calls = Vec::new();
     for now_us in [0, ANNOUNCE_AGAIN_US, REPORT_EVERY_US, 2 * REPORT_EVERY_US] {
@@ -121,7 +121,7 @@ fn the_other_ports_tell_where_we_are_when_a_cable_is_out() {
         for mac in [MAC[1], MAC[0]] {
             let mut answers = Vec::new();
             assert!(other.on_packet(1, 0, &discovery::announcement(mac, own), &mut answers));
-            assert!(answers.is_empty(), "nobody is asked");
+            assert!(answers.is_empty(), "no machine is asked");
             assert_eq!(other.find(2, peer, &mut answers), Some((0, mac)));
         }
     }
@@ -177,9 +177,9 @@ fn destinations_are_spread_over_cables_and_queues() {
     assert_eq!(share(flow_hash(rows[0](1)), 0).0, 0);
 }
 
-/// A cable that is out behind a switch: our link stays up, and nobody answers by it.
+/// A cable that is out behind a switch: our link stays up, and no machine answers by it.
 #[test]
-fn a_port_by_which_nobody_answers_is_left_out_until_somebody_does() {
+fn a_port_without_answers_is_left_out_until_one_comes() {
     for (own, other) in [("10.0.0.1:1", "10.0.0.2:1"), ("[fd77::1]:1", "[fd77::2]:1")] {
         let peer = |port| SocketAddr::new(at(other).ip(), port);
         let mut a = Neighbours::new(at(own).ip(), None, vec![MAC[0], MAC[1]]);
@@ -212,7 +212,7 @@ fn a_port_by_which_nobody_answers_is_left_out_until_somebody_does() {
 }
 
 #[test]
-fn with_one_port_nobody_is_asked_every_second() {
+fn with_one_port_no_machine_is_asked_every_second() {
     let (own, peer) = (at("10.0.0.1:1"), at("10.0.0.2:2"));
     let mut a = Neighbours::new(own.ip(), None, vec![MAC[0]]);
     let mut b = Neighbours::new(peer.ip(), None, vec![MAC[1]]);
@@ -240,7 +240,7 @@ fn strangers_are_reached_by_the_gateway() {
     assert_eq!(
         a.find(1, at("10.0.0.9:7"), &mut calls),
         None,
-        "a neighbour that nobody has heard"
+        "a neighbour that was never heard"
     );
     assert_eq!(calls.len(), 1);
     assert_eq!(
@@ -311,7 +311,7 @@ fn strangers_push_out_strangers_only() {
     for known in [peer, late, at("10.0.0.4:4")] {
         assert!(!a.entries[&known.ip()].is_unresolved());
     }
-    // A cable that is out for a while makes nobody a stranger.
+    // A cable that is out for a while makes no neighbour a stranger.
     a.forget(0);
     a.forget(1);
     for number in 50_000..60_000 {
@@ -337,7 +337,7 @@ fn questions_for_strangers_are_few_and_known_machines_are_not_counted() {
     }
     let most = UNRESOLVED_BURST + 1_000_000 / UNRESOLVED_EVERY_US;
     assert!(asked.len() as u64 <= most, "{} questions", asked.len());
-    // Whoever is known is asked for again although the strangers have used up theirs.
+    // Known neighbours are asked for again although the strangers have used up theirs.
     let stale_us = STALE_US + 5;
     for number in 0..1000 {
         a.find(stale_us, numbered(number), &mut Vec::new());

@@ -96,7 +96,7 @@ impl Leading {
             return desk.send(id, ToServer::Stranger { session });
         };
         self.roll.heard(now_us, id, session, adopted);
-        // Whoever is about to be dropped gets no more leases; nor who may still believe in an
+        // A server about to be dropped gets no more leases; nor one that may still believe in an
         // earlier membership.
         let leaving = self.writing.iter().chain(&self.doubtful).any(|writing| {
             writing

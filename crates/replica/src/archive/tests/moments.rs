@@ -19,8 +19,8 @@ fn cut(archive_dir: &ArchiveDir, until_ms: u64) -> Result<ReplayEnd, ReplayError
 }
 
 /// A leader's clock was a day ahead for a while. A log that is cut by its latest stamp would end
-/// there for every moment of that day, without everything that was acknowledged since, and nobody
-/// would be told.
+/// there for every moment of that day, without everything that was acknowledged since, and no error
+/// would be reported.
 #[test]
 fn a_clock_that_was_ahead_hides_no_write() {
     let directory = tempfile::tempdir().expect("directory");
@@ -85,7 +85,7 @@ fn clock_that_was_set_back_leaves_no_doubt_behind_it() {
             .remove(0);
         assert_eq!(place.index, last, "until {until_ms}");
     }
-    // A snapshot of after it is not later than a moment of that day.
+    // A snapshot of after it is not later than a time of that day.
     let later = replay(&archive_dir, &[(3, 1)], Until::Time(1_150_000), None).expect("cut");
     assert_eq!(later.places[0].index, 3);
 }
@@ -113,9 +113,9 @@ fn a_clock_that_is_a_little_back_is_as_good_as_another() {
     cut(&archive_dir, 14_900).expect_err("it is not");
 }
 
-/// What lies behind the moment is looked at, but not needed.
+/// What lies behind the moment is checked, but not needed.
 #[test]
-fn damage_behind_the_moment_is_told_and_in_nobodys_way() {
+fn damage_behind_the_point_in_time_is_reported_and_blocks_nothing() {
     let directory = tempfile::tempdir().expect("directory");
     let all = [stamped(&(1..=100).collect::<Vec<u64>>())];
     archive(directory.path(), 1, &all, 1);

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Whoever opens it waits.
+/// Opening it blocks.
 fn make_fifo(path: &Path) {
     let made = Command::new("mkfifo").arg(path).status().expect("mkfifo");
     assert!(made.success());
@@ -52,8 +52,8 @@ fn a_disk_that_hangs_is_asked_for_a_sealed_file_once() {
     drop(reader);
 }
 
-/// A directory that is not there yet is made, but one that was there comes back by itself: an empty
-/// one in its place would pass for an archive that begins.
+/// A directory that is not there yet is made, but one that was there comes back later: an empty one
+/// in its place would pass for an archive that begins.
 #[test]
 fn a_directory_that_is_gone_is_waited_for() {
     let directory = tempfile::tempdir().expect("directory");

@@ -5,7 +5,7 @@ use crate::flash::log::HardPlaced;
 use crate::ring::EntryView;
 
 impl FlashLog {
-    /// The usual case, without detours: entries that the open page has room for as a whole. Answers
+    /// The usual case, without detours: entries that the open page has room for as a whole. Returns
     /// whether there was one.
     pub(super) fn place_whole_entries(&mut self, ring: Option<&Ring>, upto: u64) -> bool {
         let Some(ring) = ring else {

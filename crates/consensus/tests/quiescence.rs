@@ -1,4 +1,4 @@
-//! Heartbeats further apart while nobody wants anything: when they may be, when not, and what
+//! Heartbeats further apart while there are no requests: when they may be, when not, and what
 //! followers make of it.
 
 mod support;
@@ -7,7 +7,7 @@ use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use support::Cluster;
 
 /// Heartbeats that a leader's peers get in so many ticks, one after the other.
-struct Told {
+struct HeartbeatCounts {
     heartbeats: usize,
     /// Ticks without any, at most.
     longest: u32,
@@ -20,7 +20,7 @@ fn live(
     ticks: u32,
     dead: Option<usize>,
     mut passes: impl FnMut(&RaftMessage) -> bool,
-) -> Told {
+) -> HeartbeatCounts {
     let (mut heartbeats, mut elections) = (0, 0);
     let (mut longest, mut since) = (0, 0);
     for _ in 0..ticks {
@@ -54,7 +54,7 @@ fn live(
             }
         }
     }
-    Told {
+    HeartbeatCounts {
         heartbeats,
         longest: longest.max(since),
         elections,
@@ -73,7 +73,7 @@ fn idle(seed: u64) -> (Cluster, usize) {
 }
 
 #[test]
-fn a_leader_with_nothing_to_do_sends_a_sixth_of_the_heartbeats_and_nobody_minds() {
+fn an_idle_leader_sends_a_sixth_of_the_heartbeats_without_elections() {
     for seed in 0..10 {
         let (mut cluster, leader) = idle(seed);
         let before = cluster.nodes[leader].group.term();
@@ -194,7 +194,7 @@ fn a_leader_that_dies_at_rest_is_missed_and_its_term_ends_the_rest() {
         assert!(next != leader && cluster.nodes[next].group.term() > term);
         assert_eq!(cluster.nodes[next].group.quiesced_ticks_left(), 0);
         let told = live(&mut cluster, 40, Some(leader), |_| true);
-        assert_eq!(told.longest, 2, "with one dead nobody rests");
+        assert_eq!(told.longest, 2, "with one dead no replica is quiescent");
     }
 }
 

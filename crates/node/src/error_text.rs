@@ -8,8 +8,8 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError};
 
 /// The error with its causes. A cause that what stands before it tells already, at its end or on
-/// the way, is left out; what [`AccessDenied`] says is enough by itself.
-pub fn told(error: &anyhow::Error) -> String {
+/// the way, is left out; what [`AccessDenied`] says is enough alone.
+pub fn error_text(error: &anyhow::Error) -> String {
     if let Some(denied) = error.downcast_ref::<AccessDenied>() {
         return denied.to_string();
     }
@@ -110,22 +110,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_told_twice() {
+    fn no_cause_is_printed_twice() {
         let twice = RedisError::from(io::Error::other("the line is cut"));
         let error: anyhow::Result<()> = Err(twice).context("cannot connect");
         let error = error.context("status").expect_err("an error");
-        assert_eq!(told(&error), "status: cannot connect: the line is cut");
+        assert_eq!(
+            error_text(&error),
+            "status: cannot connect: the line is cut"
+        );
         let source = io::Error::other("the header is damaged");
         let middle =
             anyhow::Error::from(source).context("region: the header is damaged; do not come back");
         assert_eq!(
-            told(&middle),
+            error_text(&middle),
             "region: the header is damaged; do not come back"
         );
         let denied: anyhow::Result<()> = Err(AccessDenied::NoPassword.into());
         let denied = denied.context("INFO").context("status");
         let denied = denied.expect_err("an error");
-        assert_eq!(told(&denied), AccessDenied::NoPassword.to_string());
+        assert_eq!(error_text(&denied), AccessDenied::NoPassword.to_string());
     }
 
     #[test]
