@@ -14,8 +14,9 @@ SEEDS ?= 300
 HOURS ?= 8
 # What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a separate directory and
 # without RocksDB, which would be compiled twice.
-MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-packet -p cyclone-pmkv-cm \
-	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper
+MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-node -p cyclone-pmkv-node \
+	-p cyclone-bench-cli -p cyclone-packet -p cyclone-pmkv-cm \
+	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper,cyclone-bench-cli/dpdk
 # The simulator alone has no RocksDB in it: it can be built for speed.
 # The unit tests of everything below the program, without RocksDB.
 CHECK := --release --locked --target-dir $(TARGET)/more --no-default-features --lib -p cyclone-allocator -p cyclone-pmem \
@@ -76,6 +77,7 @@ stores:
 
 # The DPDK driver and a cluster over it: shared memory and veth pairs, no huge pages.
 dpdk:
+	cargo build $(MORE)
 	cargo test $(MORE) --lib --test dpdk --test dpdk_cluster
 
 # About a minute of fresh seeds, with what the tests were built with; the fixed ones are among the tests above.

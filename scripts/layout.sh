@@ -15,7 +15,10 @@ ROOMS = [
     {"cyclone-pmkv-cm"},
     {"cyclone-replica", "cyclone-pmkv"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
-    {"cyclone", "cyclone-sim"},
+    {"cyclone-node", "cyclone-sim", "cyclone-one-sided-bench"},
+    {"cyclone-pmkv-node"},
+    {"cyclone"},
+    {"cyclone-bench-cli"},
 ]
 # Only dev-dependencies: no program contains them.
 OF_TESTS = {"cyclone-test-support"}

@@ -1,7 +1,7 @@
 // Package load does the operations of a trace on a store, as the Rust side of the benchmarks does: closed loop, or open loop with
 // latencies counted from when each operation was due. What was not done does not vanish: it counts by when it began or was due,
 // and only refusals, which most often come at once, are not among the latencies. It receives commands line by line as JSON on standard input, and
-// answers on standard output (crates/server/src/bench/systems/gopeer.rs has the other end).
+// answers on standard output (crates/bench-cli/src/systems/gopeer.rs has the other end).
 package load
 
 import (

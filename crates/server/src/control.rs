@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use cyclone_gateway::MemberRequest as Change;
+use cyclone_node::login::Login;
 
 use crate::node_address::{self, ChosenNode, NodeAddress};
 use crate::{backup, change, clock, ctl, members, pmkv, resp, upgrade};
@@ -43,51 +44,6 @@ impl Access {
             tls.set_name(address, name);
         }
         Ok((address, access))
-    }
-}
-
-/// What Redis ports want to see.
-#[derive(Args)]
-pub struct Login {
-    /// The user, if not `default`.
-    #[arg(long, requires = "password")]
-    user: Option<String>,
-    /// The Redis password, if one is set; better kept from other users' sight in the environment.
-    #[arg(long, env = "CYCLONE_PASSWORD", hide_env_values = true)]
-    password: Option<String>,
-    /// Speak TLS.
-    #[arg(long)]
-    tls: bool,
-    /// PEM file of the authority that signed the nodes' certificates; without it, the system's
-    /// authorities.
-    #[arg(long, requires = "tls")]
-    cacert: Option<PathBuf>,
-    /// PEM file of this client's certificate, where nodes want one.
-    #[arg(long, requires_all = ["tls", "key"])]
-    cert: Option<PathBuf>,
-    /// PEM file of its key.
-    #[arg(long, requires = "cert")]
-    key: Option<PathBuf>,
-}
-
-impl Login {
-    /// Reads the files that it names.
-    ///
-    /// # Errors
-    /// Files that cannot be read.
-    pub fn read(&self) -> Result<resp::Access> {
-        let tls = match self.tls {
-            false => None,
-            true => Some(resp::Tls::read(
-                self.cacert.as_deref(),
-                self.cert.as_deref().zip(self.key.as_deref()),
-            )?),
-        };
-        Ok(resp::Access {
-            user: self.user.clone(),
-            password: self.password.clone(),
-            tls,
-        })
     }
 }
 

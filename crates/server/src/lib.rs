@@ -1,29 +1,13 @@
-//! What the `cyclone` program is made of; a library so that tests can start real clusters.
+//! What the `cyclone` program offers, as a library for tests and for `cyclone-bench`: the program
+//! of a node (`cyclone_node`), and that of a server of the log-structured store
+//! (`cyclone_pmkv_node`).
 #![forbid(unsafe_code)]
 
-pub mod access;
-pub mod backup;
-pub mod bench;
-pub mod change;
-pub mod clock;
-pub mod cluster;
-pub mod config;
 pub mod control;
-pub mod ctl;
-pub mod demo;
-pub mod durable;
-pub mod error_text;
-pub mod logtool;
-pub mod members;
-pub mod metrics;
-pub mod netlab;
-pub mod node_address;
-pub mod pmkv;
-pub mod recover;
-pub mod reload;
-pub mod repair;
-pub mod resp;
-pub mod serve;
-pub mod signals;
-mod trim;
-pub mod upgrade;
+
+pub use cyclone_node::{
+    access, backup, change, clock, cluster, config, ctl, demo, durable, error_text, logtool,
+    members, metrics, node_address, program, recover, reload, repair, resp, serve, signals,
+    upgrade,
+};
+pub use cyclone_pmkv_node as pmkv;

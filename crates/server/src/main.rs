@@ -3,18 +3,16 @@
 
 mod serve_command;
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cyclone::error_text::error_text;
+use cyclone::program;
 use cyclone::signals::stop_flag;
-use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, recover};
-use cyclone_bench::cli::{self, Experiment};
-use cyclone_bench::output::Common;
+use cyclone::{cluster, control, demo, logtool, pmkv, recover};
 use rustix::fs::Mode;
 
 /// Replicated durability for key-value stores at memory speed.
@@ -39,8 +37,13 @@ enum Command {
     /// Engines rocksdb and memory: make a new cluster of one member from what one replica of a lost
     /// cluster has. The last resort, see docs/operations.md.
     Recover(recover::Arguments),
-    /// Measure.
-    Bench(Bench),
+    /// Measure: runs the program cyclone-bench, which is installed beside this one.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// A benchmark and its options; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
     #[command(hide = true)]
     Cluster(ClusterArgs),
@@ -70,111 +73,6 @@ struct Demo {
     /// Number of physical logs, 1 by default. Not for pmkv.
     #[arg(long)]
     logs: Option<u16>,
-}
-
-#[derive(Args)]
-struct Bench {
-    #[command(subcommand)]
-    command: BenchCommand,
-}
-
-#[derive(Subcommand)]
-enum BenchCommand {
-    /// Blind writes: throughput and latency at 1, 32 and 256 in flight, beside RocksDB alone.
-    Put {
-        /// Shared options.
-        #[command(flatten)]
-        common: Common,
-        /// Also etcd, three members (`make bench-peers` installs it).
-        #[arg(long)]
-        peers: bool,
-        /// rocksdb, memory or echo.
-        #[arg(long, default_value = "rocksdb")]
-        engine: String,
-        /// How the nodes' loops wait: adaptive, busy or event.
-        #[arg(long, default_value = "adaptive")]
-        polling: String,
-        /// udp or tcp.
-        #[arg(long, default_value = "udp")]
-        transport: String,
-        /// authenticated, encrypted or off.
-        #[arg(long, default_value = "authenticated")]
-        security: String,
-    },
-    /// Drivers compared between network namespaces that it makes (cyclone fig. 8 to 10); needs
-    /// root.
-    Net {
-        /// Shared options.
-        #[command(flatten)]
-        common: Common,
-        /// Only these parts, between commas.
-        #[arg(long, value_enum, value_delimiter = ',')]
-        part: Vec<bench::net::Part>,
-        /// Of `pinned` and `steps` only drivers whose names contain this.
-        #[arg(long, default_value = "")]
-        only: String,
-    },
-    /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it
-    /// refuses, whether it elects.
-    Overload {
-        /// Shared options.
-        #[command(flatten)]
-        common: Common,
-        /// rocksdb, memory or echo.
-        #[arg(long, default_value = "rocksdb")]
-        engine: String,
-        /// Minutes of three times the load at the end.
-        #[arg(long, default_value_t = 0)]
-        minutes: u64,
-        /// Shortest silence before an election, in milliseconds; the default if left out. Longer on
-        /// a machine that others use as well.
-        #[arg(long)]
-        election_ms: Option<u64>,
-        /// Physical logs.
-        #[arg(long, default_value_t = 1)]
-        logs: u16,
-        /// Threads of each node that run a loop for each log, with a packet port each; 0: one loop
-        /// for all.
-        #[arg(long, default_value_t = 0)]
-        log_threads: u16,
-    },
-    /// The log-structured store with every replication: YCSB, write amplification, takeover and
-    /// cold start.
-    Pmkv {
-        /// Shared options.
-        #[command(flatten)]
-        common: Common,
-        /// What of it.
-        #[command(flatten)]
-        choice: bench::pmkv::Choice,
-    },
-    /// What `net` runs on its machines.
-    #[command(hide = true)]
-    NetChild,
-    /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers,
-    /// with CSV and pictures.
-    Run(bench::plans::Run),
-    /// Run all plans of docs/figures (cyclone fig. 1 and 8 to 20, rowan fig. 9 and 16, YCSB, peers)
-    /// and write their index.
-    Figures(bench::plans::Figures),
-    /// Ganged operations over 1 to 8 logs beside a two-phase commit (cyclone fig. 13): the plan
-    /// `fig13`.
-    Gang(bench::plans::Common),
-    /// Batches of 1 to 32 keys beside RocksDB alone (cyclone fig. 17): the plan `fig17`.
-    Batch(bench::plans::Common),
-    /// The log's second level (cyclone fig. 11, 12): the plans `fig11`, `fig12` and `flash`, and
-    /// how fast entries drain.
-    Flashlog(bench::flashlog::Flashlog),
-    /// A replica with much log behind it is killed and started again: how long until it serves, by
-    /// phase.
-    Restart(bench::life::Restart),
-    /// Writes at full speed over a log of 64 MB and 256 MB of flash, minute after minute: space,
-    /// memory, stalls, elections.
-    SoakLog(bench::life::Soak),
-    /// CPU time per operation by the number of physical logs (cyclone fig. 8): the plan `logs`.
-    Logs(bench::plans::Common),
-    #[command(flatten)]
-    Experiment(Experiment),
 }
 
 #[derive(Args)]
@@ -209,52 +107,13 @@ enum ClusterCommand {
 static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 fn main() -> ExitCode {
-    end_with_reader();
-    // Unwinding ends what was started: nodes, directories in memory.
-    let outcome = catch_unwind(AssertUnwindSafe(|| run(cli::parse())));
-    match outcome {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("cyclone: {}", error_text(&error));
-            ExitCode::FAILURE
-        }
-        Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),
-        Err(panic) => resume_unwind(panic),
-    }
-}
-
-/// As a shell reports a program that SIGPIPE has ended.
-const ENDED_WITH_READER: u8 = 128 + signal_hook::consts::SIGPIPE as u8;
-
-/// What a panic said.
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or_default()
-}
-
-/// Whether a panic says that the reader of the output is gone.
-fn has_lost_reader(text: &str) -> bool {
-    let printing = ["failed printing to stdout", "failed printing to stderr"];
-    printing.iter().any(|it| text.starts_with(it)) && text.contains("Broken pipe")
-}
-
-/// What prints ends quietly when the reader is gone, as in `cyclone ctl status | head -1`. SIGPIPE
-/// stays ignored: with its usual effect a node that ends a connection would end this program as
-/// well, without a word. A node prints nothing but its log, which does without a reader.
-fn end_with_reader() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if !has_lost_reader(panic.payload_as_str().unwrap_or_default()) {
-            usual(panic);
-        }
-    }));
+    program::run(program::CYCLONE, || run(program::parse()))
 }
 
 fn run(cli: Cli) -> Result<()> {
     // Files hold keys and values, so they are for their owner alone; what benchmarks write holds
-    // neither.
-    if !matches!(cli.command, Command::Bench(_)) {
+    // neither, and inherits the mask.
+    if !matches!(cli.command, Command::Bench { .. }) {
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
     }
     match cli.command {
@@ -263,89 +122,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Ctl(arguments) => arguments.run(),
         Command::Log(arguments) => logtool::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
-        Command::Bench(Bench {
-            command:
-                BenchCommand::Put {
-                    common,
-                    peers,
-                    engine,
-                    polling,
-                    transport,
-                    security,
-                },
-        }) => {
-            config::parse_engine(&engine)?;
-            config::parse_polling(&polling)?;
-            config::parse_security(&security)?;
-            bench::put::check_transport(&transport)?;
-            // Its waits check the flag.
-            stop_flag()?;
-            bench::put::run(&bench::put::Arguments {
-                common,
-                peers,
-                engine,
-                polling,
-                transport,
-                security,
-            })
-        }
-        Command::Bench(Bench {
-            command: BenchCommand::Net { common, part, only },
-        }) => bench::net::run(&common, &bench::net::Choice { part, only }, stop_flag()?),
-        Command::Bench(Bench {
-            command:
-                BenchCommand::Overload {
-                    common,
-                    engine,
-                    minutes,
-                    election_ms,
-                    logs,
-                    log_threads,
-                },
-        }) => {
-            let arguments = bench::overload::Arguments {
-                common,
-                engine,
-                minutes,
-                election_ms,
-                logs,
-                log_threads,
-            };
-            bench::overload::run(&arguments, stop_flag()?)
-        }
-        Command::Bench(Bench {
-            command: BenchCommand::Pmkv { common, choice },
-        }) => bench::pmkv::run(&common, &choice, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::NetChild,
-        }) => bench::net::child::run(),
-        Command::Bench(Bench {
-            command: BenchCommand::Run(arguments),
-        }) => bench::plans::run(&arguments, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Gang(common),
-        }) => bench::plans::run_named("gang", "fig13", &common, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Batch(common),
-        }) => bench::plans::run_named("batch", "fig17", &common, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Flashlog(arguments),
-        }) => bench::flashlog::run(&arguments, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Restart(arguments),
-        }) => bench::life::restart(&arguments, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::SoakLog(arguments),
-        }) => bench::life::soak(&arguments, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Logs(common),
-        }) => bench::plans::run_named("logs", "logs", &common, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Figures(arguments),
-        }) => bench::plans::figures(&arguments, stop_flag()?),
-        Command::Bench(Bench {
-            command: BenchCommand::Experiment(experiment),
-        }) => experiment.run(&["bench"]),
+        Command::Bench { arguments } => run_bench(&arguments),
         Command::Cluster(ClusterArgs {
             command:
                 ClusterCommand::Start {
@@ -369,6 +146,17 @@ fn run(cli: Cli) -> Result<()> {
             cluster::start_and_describe(&directory, &options)
         }
     }
+}
+
+/// Becomes the other program. Does not return unless that fails.
+fn run_bench(arguments: &[OsString]) -> Result<()> {
+    let program = program::find(program::CYCLONE_BENCH)?;
+    let error = std::process::Command::new(&program)
+        // Its help shows what was typed.
+        .arg0("cyclone bench")
+        .args(arguments)
+        .exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
 }
 
 fn run_demo(arguments: Demo) -> Result<()> {

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use cyclone::reload::{self, Reloader, Renewals, SetFilter, Source};
+use cyclone::pmkv::file::ClusterFile;
+use cyclone::reload::{self, Reloader, Renewals, SetFilter};
 use cyclone::signals::{self, Taken};
 use cyclone::{access, config, pmkv, serve};
 use tracing_subscriber::EnvFilter;
@@ -220,12 +221,13 @@ pub fn run(arguments: &Serve) -> Result<()> {
     }
     end_with_parent(arguments)?;
     let renewals = Arc::new(Renewals::default());
-    let source = match &arguments.config {
-        Some(path) => Source::Node(path.clone()),
-        None => Source::Flags,
+    let path = arguments.config.clone();
+    let read_filter = move || match &path {
+        Some(path) => Ok(config::File::read(path)?.log.filter),
+        None => Ok(None),
     };
     let reloader = Reloader::new(
-        source,
+        Box::new(read_filter),
         file.redis.clone(),
         Some(set_filter),
         Arc::clone(&renewals),
@@ -378,8 +380,9 @@ fn serve_pmkv(arguments: &Serve, set_filter: SetFilter, signals: Taken) -> Resul
     }
     end_with_parent(arguments)?;
     let renewals = Arc::new(Renewals::default());
+    let path = serve.config.clone();
     let reloader = Reloader::new(
-        Source::Cluster(serve.config.clone()),
+        Box::new(move || Ok(ClusterFile::parse(&path)?.log.filter)),
         file.redis,
         Some(set_filter),
         Arc::clone(&renewals),

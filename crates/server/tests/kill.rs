@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cyclone::bench::{Sequence, native};
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone::resp;
 use cyclone_client::{Client, ClientConfig, ClientError};
 use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear;
+use cyclone_sim::random::Random;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
@@ -89,7 +89,7 @@ fn teller(
     acked: &AtomicU64,
 ) -> History {
     let mut history = History::new();
-    let mut choice = Sequence(seed ^ (number << 40));
+    let mut choice = Random::new(seed ^ (number << 40));
     while !stop.load(Ordering::Relaxed) {
         let (from, amount) = (choice.draw() % ACCOUNTS, (choice.draw() % 50 + 1) as i64);
         let to = (from + 1 + choice.draw() % (ACCOUNTS - 1)) % ACCOUNTS;
@@ -150,7 +150,7 @@ fn load(
     acked: &AtomicU64,
 ) -> History {
     let mut history = History::new();
-    let mut choice = Sequence(seed ^ (number << 40));
+    let mut choice = Random::new(seed ^ (number << 40));
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
         let (key, op) = match choice.draw() % 10 {
@@ -356,7 +356,7 @@ fn kill_and_check(logs: u16, log_threads: u16, durability: Option<&str>, default
         })
         .collect();
     wait_for_progress(&acked, Duration::from_secs(10), "the start");
-    let mut choice = Sequence(seed);
+    let mut choice = Random::new(seed);
     let mut failovers_ms = Vec::new();
     for kill in 0..kills {
         let leader = cluster
@@ -407,7 +407,13 @@ fn kill_and_check(logs: u16, log_threads: u16, durability: Option<&str>, default
     );
     no_frame_is_lost(&cluster, Duration::from_secs(20));
     // The end state is part of the history: an acknowledged write that is gone makes it impossible.
-    let mut reader = native::client(&cluster, "udp", "authenticated").expect("client");
+    let nodes = cluster
+        .nodes
+        .iter()
+        .map(|node| (node.id, node.packet))
+        .collect();
+    let config = ClientConfig::new(nodes, cluster.client_key);
+    let mut reader = Client::connect(config).expect("client");
     let registers = (0..REGISTERS).map(|n| format!("register:{n}"));
     for key in registers.chain((0..COUNTERS).map(|n| format!("counter:{n}"))) {
         let invoke_us = epoch.elapsed().as_micros() as u64;

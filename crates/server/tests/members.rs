@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cyclone::bench::Sequence;
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone::resp;
 use cyclone_client::{Client, ClientConfig, ClientError};
 use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear;
+use cyclone_sim::random::Random;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
@@ -35,7 +35,7 @@ fn load(
     acked: &AtomicU64,
 ) -> History {
     let mut history = History::new();
-    let mut choice = Sequence(7 ^ (number << 40));
+    let mut choice = Random::new(7 ^ (number << 40));
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
         let key = format!("key:{}", choice.draw() % KEYS).into_bytes();

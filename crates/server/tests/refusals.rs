@@ -4,9 +4,8 @@
 mod common;
 
 use std::fs;
-use std::io::Read as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use common::{BINARY, cluster, cyclone, edited, first_port, refused, said, text};
@@ -310,50 +309,10 @@ fn flags_that_would_be_ignored_are_refused() {
 fn unknown_names_are_refused_with_those_that_are_known() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let cluster = single(directory.path(), 4);
-    let plan = directory.path().join("plan.toml");
-    let names = "figure = \"f\"\ntitle = \"t\"\npaper = \"p\"\nmachine = \"m\"\n";
-    fs::write(&plan, format!("{names}[workload]\nkees = 5\n")).expect("written");
-    let unknown_value = directory.path().join("value.toml");
-    let variant = "[[variant]]\nname = \"v\"\nsystem = \"cyclon\"\n";
-    fs::write(&unknown_value, format!("{names}{variant}")).expect("written");
-    let (plan, unknown_value) = (text(&plan), text(&unknown_value));
     let cases: &[(&str, &[&str])] = &[
         ("nosuch", &["serve", "demo", "ctl", "bench"]),
-        ("bench nosuch", &["put", "net", "run", "tenants"]),
         ("ctl nosuch", &["status", "member", "snapshot"]),
         ("ctl member nosuch", &["list", "add", "promote"]),
-        ("bench run nosuch", &["nosuch", "fig01", "ycsb-f"]),
-        (
-            "bench run fig15 --only nosuch",
-            &["nosuch", "there are", "Cyclone"],
-        ),
-        (
-            "bench figures --figure nosuch",
-            &["nosuch", "fig01", "ycsb-f"],
-        ),
-        ("bench figures --only nosuch", &["nosuch", "there are"]),
-        ("bench net --part nosuch", &["nosuch", "pinned", "steps"]),
-        (
-            "bench net --only nosuch",
-            &["nosuch", "AF_XDP + bursts", "TCP"],
-        ),
-        (
-            "bench pmkv --part nosuch",
-            &["nosuch", "throughput", "media"],
-        ),
-        ("bench pmkv --only nosuch", &["nosuch", "rowan", "tailwind"]),
-        ("bench tenants --protocol nosuch", &["nosuch", "rowan"]),
-        ("bench tenants --provider nosuch", &["nosuch", "shm"]),
-        ("bench put --engine nosuch", &["nosuch", "rocksdb"]),
-        ("bench put --polling nosuch", &["nosuch", "adaptive"]),
-        ("bench put --transport nosuch", &["nosuch", "udp"]),
-        ("bench put --security nosuch", &["nosuch", "encrypted"]),
-        ("bench overload --engine nosuch", &["nosuch", "rocksdb"]),
-        (&format!("bench run {plan}"), &["kees", "key_bytes"]),
-        (
-            &format!("bench run {unknown_value}"),
-            &["cyclon", "dragonboat"],
-        ),
     ];
     for (arguments, words) in cases {
         let arguments: Vec<&str> = arguments.split(' ').collect();
@@ -412,24 +371,6 @@ fn unknown_names_are_refused_with_those_that_are_known() {
         &["serve", "--config", config, "--flash-bytes", "64MiB"],
         &["flash-bytes", "67108864 for 64 MiB"],
     );
-}
-
-/// As in `cyclone bench figures --list | head -1`.
-#[test]
-fn benchmarks_end_quietly_when_their_reader_is_gone() {
-    let mut child = Command::new(BINARY)
-        .args(["bench", "figures", "--list"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("run");
-    drop(child.stdout.take());
-    let mut told = String::new();
-    let mut stderr = child.stderr.take().expect("piped");
-    stderr.read_to_string(&mut told).expect("read");
-    let status = child.wait().expect("ended");
-    assert_eq!((status.code(), told.as_str()), (Some(128 + 13), ""));
 }
 
 /// Replaces the head of a region.
