@@ -10,8 +10,7 @@ use std::process::{Command, Stdio};
 use cyclone_sim::history::{Answer, History, Operation, Outcome};
 use cyclone_sim::interchange;
 use cyclone_sim::linear::{CheckError, check};
-use cyclone_test_support::Random;
-use support::{MIXES, Plan, simulate};
+use support::{MIXES, Plan, Random, simulate};
 
 /// Builds the Go program, or says why it cannot be.
 fn porcupine(directory: &Path) -> Result<PathBuf, String> {

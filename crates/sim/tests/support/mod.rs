@@ -3,7 +3,34 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use cyclone_sim::history::{After, History, Op, Operation, Outcome};
-use cyclone_test_support::Random;
+
+/// A small random source (xorshift64*), so that a seed means the same everywhere.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        for _ in 0..8 {
+            random.next();
+        }
+        random
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
 
 /// Which operations a key gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
