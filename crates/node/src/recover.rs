@@ -108,7 +108,7 @@ fn damage_text(damage: &StoreDamage, is_final: bool) -> String {
             None => "an unknown number of entries".to_owned(),
         };
         let part = match blocks {
-            0 => "nothing is found".to_owned(),
+            0 => "nothing of it can be read".to_owned(),
             1 => "1 block is damaged".to_owned(),
             many => format!("{many} blocks are damaged"),
         };
@@ -189,7 +189,7 @@ fn json(report: Option<&Report>, marker: Option<&Marker>) -> serde_json::Value {
     line
 }
 
-fn print_next(marker: &Marker, was_restored: bool) {
+fn print_next(marker: &Marker, was_restored: bool, has_region: bool) {
     let Marker {
         cluster, replica, ..
     } = marker;
@@ -197,9 +197,15 @@ fn print_next(marker: &Marker, was_restored: bool) {
         true => "\n       remove the line restored_from from [cluster];",
         false => "",
     };
+    let region = match has_region {
+        true => "",
+        false => {
+            "\n       remove the old log region's file, if one is left: the start makes it anew;"
+        }
+    };
     println!(
         "This directory is replica {replica} of the new cluster {cluster:032x}, its only member. Next:\n\
-         \x20 1. In this node's configuration set cluster.id = \"{cluster:032x}\";{restored}\n\
+         \x20 1. In this node's configuration set cluster.id = \"{cluster:032x}\";{restored}{region}\n\
          \x20    leave only this node in cluster.members; better choose other keys, too.\n\
          \x20 2. cyclone serve --config node.toml                 without --bootstrap\n\
          \x20 3. For every other node, with an id above {replica}, and an empty data directory and log region:\n\
@@ -224,7 +230,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         if arguments.json {
             println!("{}", json(None, Some(&marker)));
         } else {
-            print_next(&marker, false);
+            print_next(&marker, false, arguments.nvm.is_some());
         }
         return Ok(());
     }
@@ -250,7 +256,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         println!("{}", json(Some(&report), Some(&marker)));
     } else {
         print(&report, true);
-        print_next(&marker, was_restored);
+        print_next(&marker, was_restored, arguments.nvm.is_some());
     }
     Ok(())
 }

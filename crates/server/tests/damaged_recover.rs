@@ -235,6 +235,36 @@ fn start_and_recovery_say_what_to_do_where_nothing_is_found() {
 }
 
 #[test]
+fn recovery_names_a_store_that_is_missing_or_has_no_list_of_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut cluster = one_node(&directory.path().join("cluster"), "rocksdb", 3);
+    let mut connection = connect(&mut cluster);
+    set(&mut connection, 1, &value(1));
+    cluster.terminate(0).expect("stopped");
+    let data = cluster.directory.join("node1");
+    let recover_both = |words: &[&str]| {
+        for more in [&[][..], &["--accept-loss"]] {
+            refused(&[&["recover", "--data", text(&data)], more].concat(), words);
+        }
+        assert!(!data.join("RECOVERED").exists());
+    };
+    let generation = fs::read_dir(data.join("store")).expect("read").flatten();
+    let generations: Vec<PathBuf> = generations.map(|entry| entry.path()).collect();
+    let lists = generations.iter().filter(|path| path.is_dir());
+    for path in lists.flat_map(|path| fs::read_dir(path).expect("read").flatten()) {
+        if path.file_name().to_string_lossy().starts_with("MANIFEST-") {
+            let mut bytes = fs::read(path.path()).expect("a list");
+            bytes[10] ^= 1;
+            fs::write(path.path(), bytes).expect("written");
+        }
+    }
+    recover_both(&["CURRENT, MANIFEST", "restore a backup"]);
+    fs::remove_dir_all(data.join("store")).expect("removed");
+    recover_both(&["is missing", "restore a backup"]);
+    assert!(!data.join("store").exists());
+}
+
+#[test]
 fn damaged_file_of_the_memory_engine_is_refused_with_what_to_do() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut cluster = one_node(&directory.path().join("cluster"), "memory", 2);

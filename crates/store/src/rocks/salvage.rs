@@ -85,12 +85,21 @@ impl RocksSalvage {
     ) -> Result<Option<RocksSalvage>, ApplyError> {
         let path = path_of(directory, current(directory)?.unwrap_or(0));
         if !path.exists() {
-            return Ok(None);
+            return Err(ApplyError::Fatal(format!(
+                "{} is missing: this replica has lost its store, and its log alone does not replace it; recover from another \
+                 replica, or restore a backup",
+                path.display()
+            )));
         }
         let mut reading = options(tuning, false);
         // A table that does not open fails the lookups in it, and not the database.
         reading.set_paranoid_checks(false);
-        let source = DB::open_for_read_only(&reading, &path, false).map_err(super::write_error)?;
+        let source = DB::open_for_read_only(&reading, &path, false).map_err(|error| {
+            ApplyError::Damaged(format!(
+                "rocksdb: {error}. The list of the store's files (CURRENT, MANIFEST) does not read: recover from another \
+                 replica, or restore a backup"
+            ))
+        })?;
         let mut found = RocksSalvage {
             source: Arc::new(source),
             tables: Vec::new(),
