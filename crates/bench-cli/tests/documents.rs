@@ -140,7 +140,7 @@ fn releases_name_format_versions_that_are_supported() {
         let now = (field("date"), number);
         assert!(before <= now, "{version} stands before an older release");
         before = now;
-        let images = Path::new("tests/images").join(&version);
+        let images = Path::new("../server/tests/images").join(&version);
         assert!(
             images.is_dir(),
             "{} is missing: make images",

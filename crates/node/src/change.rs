@@ -105,10 +105,13 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
     let mut last = "no node leads".to_owned();
     let mut accepted = false;
     let mut unheard_since = None;
-    // Of a cluster that loses the node named, the others are still known.
+    // Of a cluster that loses the node named, the others are still known. The node named may not
+    // know its new address yet, and names one at which no node answers: it is asked again.
     let mut known = vec![connect];
     while Instant::now() < until {
-        if let Some(found) = known.iter().find_map(|it| ctl::addresses(*it, access).ok()) {
+        let addresses = |it: &SocketAddr| ctl::addresses(*it, access).ok();
+        let found = known.iter().chain([&connect]).find_map(addresses);
+        if let Some(found) = found {
             known = found;
         }
         if accepted {

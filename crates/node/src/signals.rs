@@ -58,24 +58,23 @@ impl Taken {
     pub fn handle(mut self, reloader: Reloader) -> Result<Arc<AtomicBool>> {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
+        let act = move |signal| match signal {
+            SIGHUP => reloader.reload(),
+            SIGINT | SIGTERM => {
+                tracing::info!(
+                    "{}: this node hands over what it leads, and ends",
+                    name(signal)
+                );
+                // After the line, which the log has before those of the end.
+                flag.store(true, Ordering::Relaxed);
+            }
+            other => tracing::info!("{}: nothing is done", name(other)),
+        };
+        // What has arrived already is done here: a node that is to end has made nothing yet.
+        self.signals.pending().for_each(&act);
         std::thread::Builder::new()
             .name("cyclone-signals".to_owned())
-            .spawn(move || {
-                for signal in self.signals.forever() {
-                    match signal {
-                        SIGHUP => reloader.reload(),
-                        SIGINT | SIGTERM => {
-                            tracing::info!(
-                                "{}: this node hands over what it leads, and ends",
-                                name(signal)
-                            );
-                            // After the line, which the log has before those of the end.
-                            flag.store(true, Ordering::Relaxed);
-                        }
-                        other => tracing::info!("{}: nothing is done", name(other)),
-                    }
-                }
-            })
+            .spawn(move || self.signals.forever().for_each(act))
             .context("the thread for signals")?;
         Ok(stop)
     }

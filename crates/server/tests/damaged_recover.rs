@@ -248,7 +248,7 @@ fn recovery_names_a_store_that_is_missing_or_has_no_list_of_files() {
         }
         assert!(!data.join("RECOVERED").exists());
     };
-    let generation = fs::read_dir(data.join("store")).expect("read").flatten();
+    let generations = fs::read_dir(data.join("store")).expect("read").flatten();
     let generations: Vec<PathBuf> = generations.map(|entry| entry.path()).collect();
     let lists = generations.iter().filter(|path| path.is_dir());
     for path in lists.flat_map(|path| fs::read_dir(path).expect("read").flatten()) {

@@ -147,7 +147,11 @@ fn one_replica_of_three_becomes_a_cluster_that_grows_again() {
     let log = if log * 2 / 16384 == 0 { 0 } else { 1 };
     let last = format!("cyclone_log{log}_last");
     let until = Instant::now() + PATIENCE;
-    while number(&cluster, 0, &last) != number(&cluster, leader, &last) {
+    // A new cluster's leader writes an entry that records the format version.
+    let version = |what: &str| number(&cluster, leader, &format!("cyclone_format_version_{what}"));
+    while version("recorded") != version("supported")
+        || number(&cluster, 0, &last) != number(&cluster, leader, &last)
+    {
         assert!(Instant::now() < until, "the follower lags");
         std::thread::sleep(Duration::from_millis(20));
     }
