@@ -198,9 +198,10 @@ fn a_port_that_goes_leaves_what_its_rings_hold() {
         let heir = UdpSocket::bind(gone_to).expect("the port is free");
         heir.set_read_timeout(Some(PATIENCE)).expect("a socket");
         let _ = far.take_error();
-        far.send_to(b"to the port's owner", gone_to).expect("sent");
+        let message = b"to the port's owner";
+        far.send_to(message, gone_to).expect("sent");
         // Those before it may only now be on their way through the kernel.
-        while heir.recv(&mut [0; 64]).expect("received") != 17 {}
+        while heir.recv(&mut [0; 64]).expect("received") != message.len() {}
         for round in 0..20 {
             for port in &mut ports {
                 serves_on(&far, port, &frames, round);
